@@ -15,7 +15,7 @@ from wheel_files import wheel
 
 from rocmlab.kernels.fork_servers import ForkServers
 from rocmlab.lab import provisioner
-from rocmlab.packages import installing, overlays
+from rocmlab.packages import installing, inventory, overlays
 from rocmlab.packages.overlays import Place
 from rocmlab.packages.requested import Requirement
 
@@ -139,7 +139,7 @@ class TestPipInANotebook:
                 assert "harmless" in await talk.run("%pip list")
 
         asyncio.run(scenario())
-        assert installing.state(place).requirements == ("harmless",)
+        assert inventory.state(place).requirements == ("harmless",)
 
     def test_an_error_changes_nothing(self, servers: ForkServers, place: Place) -> None:
         """It is shown as an error of pip's."""

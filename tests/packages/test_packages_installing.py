@@ -14,7 +14,7 @@ import pytest
 from own_packages import Add, has, offer
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.packages import building, companions, installing, overlays, report, requested
+from rocmlab.packages import building, companions, installing, inventory, overlays, report, requested
 from rocmlab.packages.overlays import Place
 from rocmlab.packages.requested import Requirement
 
@@ -198,7 +198,7 @@ class TestRemoving:
         installing.remove(place, ["harmless"], print)
 
         assert place.current() is None
-        assert installing.state(place).is_synchronised
+        assert inventory.state(place).is_synchronised
 
     @pytest.mark.parametrize(
         ("name", "why"), [("helper", "needs it"), ("numpy", "belongs to the lab"), ("absent", "not in the list")]
@@ -328,7 +328,7 @@ class TestAnotherImage:
     def test_the_list_is_installed_again(self, place: Place, add: Add, newer: Place) -> None:
         """Until then kernels have the lab's packages alone, and that is known; the earlier overlay stays."""
         add("trains")
-        assert installing.state(newer) == installing.State(
+        assert inventory.state(newer) == inventory.State(
             "torch", ("trains",), ("trains",), ("trains not installed for this image",)
         )
         assert newer.current() is None
@@ -336,7 +336,7 @@ class TestAnotherImage:
         outcome = installing.sync(newer, print)
 
         assert outcome.changed == {"trains": "1.0", "helper": "1.0"}
-        assert installing.state(newer).is_synchronised
+        assert inventory.state(newer).is_synchronised
         assert python_says(newer, "import trains, torch; print(torch.version)") == "2.14.0+rocm7.2"
         assert python_says(place, "import trains, torch; print(torch.version)") == "2.13.0+rocm7.2"
 
@@ -354,9 +354,9 @@ class TestAnotherImage:
         assert "torch" in outcome.failed["fits"]
         assert has(newer) == {"harmless": "2.0"}
         assert [each.text for each in requested.read(place.share, "torch")] == ["fits", "harmless"]
-        assert installing.state(newer).missing == ("fits",)
-        assert not installing.state(newer).is_synchronised
-        assert installing.state(place).is_synchronised
+        assert inventory.state(newer).missing == ("fits",)
+        assert not inventory.state(newer).is_synchronised
+        assert inventory.state(place).is_synchronised
 
     def test_what_does_not_fit_does_not_hinder_others(self, place: Place, add: Add, newer: Place, wheels: Path) -> None:
         """Packages come and go next to it, and it stays known as missing until it is removed from the list."""
@@ -366,14 +366,14 @@ class TestAnotherImage:
         installing.sync(newer, print)
 
         installing.add(newer, [Requirement("trains")], print)
-        assert installing.state(newer).missing == ("fits",)
+        assert inventory.state(newer).missing == ("fits",)
         installing.remove(newer, ["harmless"], print)
         assert has(newer) == {"trains": "1.0", "helper": "1.0"}
-        assert installing.state(newer).missing == ("fits",)
+        assert inventory.state(newer).missing == ("fits",)
         assert list(installing.sync(newer, print).failed) == ["fits"]
         installing.remove(newer, ["fits"], print)
 
-        assert installing.state(newer).is_synchronised
+        assert inventory.state(newer).is_synchronised
 
     def test_one_with_less_does_not_replace_one_that_works(self, place: Place, add: Add, wheels: Path) -> None:
         """A `sync` that fails for what is installed, because its wheel is gone or an index is down, changes nothing."""
@@ -388,7 +388,7 @@ class TestAnotherImage:
 
         assert "stay" in err.value.problem.fix
         assert place.current() == prefix
-        assert installing.state(place).is_synchronised
+        assert inventory.state(place).is_synchronised
         assert has(place) == {"harmless": "2.0", "helper": "1.0"}
 
     def test_one_with_nothing_is_not_made(self, place: Place, add: Add, newer: Place, wheels: Path) -> None:
@@ -403,7 +403,7 @@ class TestAnotherImage:
             installing.sync(newer, print)
 
         assert newer.current() is None
-        assert installing.state(newer).missing == ("harmless", "helper")
+        assert inventory.state(newer).missing == ("harmless", "helper")
 
     def test_one_can_be_removed_before(self, place: Place, add: Add, newer: Place) -> None:
         """It may be the one that does not fit; the report says what is left to do."""
@@ -437,7 +437,7 @@ class TestAnotherImage:
             add("numpy==1.26.4")
 
         assert "helper" in err.value.problem.why
-        assert installing.state(place).missing == ("harmless", "helper")
+        assert inventory.state(place).missing == ("harmless", "helper")
         installing.sync(place, print)
         add("numpy==1.26.4")
         assert has(place) == {"harmless": "2.0", "helper": "1.0", "numpy": "1.26.4"}

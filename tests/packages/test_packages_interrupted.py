@@ -13,7 +13,7 @@ import pytest
 from own_packages import Add, has, offer
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.packages import installing, requested
+from rocmlab.packages import installing, inventory, requested
 from rocmlab.packages.overlays import Place
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("place", ["uv"], indirect=True)]
@@ -54,7 +54,7 @@ def test_a_killed_installation_leaves_what_was_there(place: Place, add: Add, tmp
 
     assert place.current() == prefix
     assert has(place) == {"harmless": "1.0"}
-    assert installing.state(place).is_synchronised
+    assert inventory.state(place).is_synchronised
     with adding(place, "helper") as waiting:
         assert waiting.stdout is not None
         assert "waiting for another installation" in waiting.stdout.readline()
@@ -103,7 +103,7 @@ def test_a_full_disk_is_an_error_that_changes_nothing(
         assert "space" in err.value.problem.why
         assert place.current() == prefix
         assert has(place) == {"harmless": "1.0"}
-        assert installing.state(place).is_synchronised
+        assert inventory.state(place).is_synchronised
         assert overlays_of(place) == before
         filler.unlink()
         add("large")
@@ -135,4 +135,4 @@ def test_what_does_not_come_back_is_an_error_that_changes_nothing(
     assert why in err.value.problem.why
     assert place.current() == prefix
     assert overlays_of(place) == before
-    assert installing.state(place).is_synchronised
+    assert inventory.state(place).is_synchronised

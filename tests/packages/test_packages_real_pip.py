@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from own_packages import has
 
-from rocmlab.packages import building, installing, overlays, requested
+from rocmlab.packages import building, inventory, overlays, requested
 from rocmlab.packages.overlays import Place
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("place", ["uv"], indirect=True)]
@@ -57,7 +57,7 @@ def test_what_would_go_around_the_list_is_an_error(place: Place, arguments: tupl
     assert "fix:" in done.stderr
     assert place.current() == before
     assert has(place) == {"harmless": "1.0"}
-    assert installing.state(place).is_synchronised
+    assert inventory.state(place).is_synchronised
 
 
 def test_other_commands_are_pips_own(place: Place, wheels: Path) -> None:

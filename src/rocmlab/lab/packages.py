@@ -11,7 +11,7 @@ from rocmlab.base import installation
 from rocmlab.base.errors import RocmlabError
 from rocmlab.kernels import kernelspec
 from rocmlab.lab import offers
-from rocmlab.packages import base_packages, declared, installing, overlays, requested
+from rocmlab.packages import base_packages, declared, installing, inventory, overlays, requested
 from rocmlab.packages.overlays import Place
 from rocmlab.packages.requested import Requirement
 
@@ -69,7 +69,7 @@ def _state(found: Place, wanted: Sequence[Requirement] | None, problem: str = ""
         none: dict[str, Any] = {"kernel": found.kernel, "packages": [], "missing": [], "hides": []}
         return none | {"reasons": [f"{err.problem.what} ({err.problem.fix})"], "is_synchronised": False, "fix": ""}
     known = [each for each in listed if each.declared_in] if wanted is None else wanted
-    state = installing.state_of(found.kernel, prefix, listed, known)
+    state = inventory.state_of(found.kernel, prefix, listed, known)
     own = base_packages.installed(overlays.site_of(prefix)) if prefix else {}
     labs: dict[str, str] = {}
     for site in overlays.sites(found.python):

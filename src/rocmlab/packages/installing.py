@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rocmlab.base import formatting
 from rocmlab.base.errors import RocmlabError
-from rocmlab.packages import base_packages, building, companions, declared, overlays, protection, requested
+from rocmlab.packages import base_packages, building, companions, declared, inventory, overlays, protection, requested
 from rocmlab.packages.base_packages import Base
 from rocmlab.packages.building import Say
 from rocmlab.packages.overlays import Place
@@ -53,51 +53,6 @@ class Outcome:
     waiting: tuple[str, ...] = ()  # requirements that `sync` has not installed for this image yet
 
 
-@dataclass(frozen=True)
-class State:
-    """Whether a kernel has what its list names."""
-
-    kernel: str
-    requirements: tuple[str, ...]
-    missing: tuple[str, ...]  # those that are not installed for this image, with what is declared and not in the list
-    reasons: tuple[str, ...]  # why it has not, a line each; empty: it has
-
-    @property
-    def is_synchronised(self) -> bool:
-        """Whether it has."""
-        return not self.reasons
-
-
-def state(place: Place, wanted: Sequence[Requirement] = ()) -> State:
-    """Return whether the overlay over the present interpreter has the present list, and what is declared."""
-    return state_of(place.kernel, place.current(), requested.read(place.share, place.kernel), wanted)
-
-
-def state_of(
-    kernel: str, prefix: Path | None, listed: Sequence[Requirement], wanted: Sequence[Requirement] = ()
-) -> State:
-    """Return whether an overlay has what a list names, and whether this has what is declared."""
-    texts = tuple(each.text for each in listed)
-    missing = _failed(prefix) if (is_made := is_made_of(prefix, listed)) else texts
-    difference = declared.difference(listed, wanted)
-    reasons = [f"{', '.join(missing)} not installed for this image"] if missing else difference.reasons
-    if missing and difference.new:
-        reasons += replace(difference, gone=()).reasons
-    reasons += [] if is_made or reasons else ["the list was changed"]
-    return State(kernel, texts, (*missing, *(each.text for each in difference.new)), tuple(reasons))
-
-
-def is_made_of(prefix: Path | None, listed: Sequence[Requirement]) -> bool:
-    """Return whether an overlay was made from a list; None, no overlay, is made from an empty one."""
-    made_from = building.record_of(prefix).get("requirements") if prefix else []
-    return made_from == [each.text for each in listed]
-
-
-def _failed(prefix: Path | None) -> tuple[str, ...]:
-    """Return what could not be installed when an overlay was made."""
-    return tuple(building.record_of(prefix).get("failed", ())) if prefix else ()
-
-
 def hidden(own: Mapping[str, str], labs: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Return of which packages an overlay has another version: the lab's and the overlay's."""
     return {name: (labs[name], version) for name, version in own.items() if labs.get(name, version) != version}
@@ -121,7 +76,7 @@ def add(place: Place, wanted: Sequence[Requirement], say: Say, options: Sequence
         _check_synchronised(place, current, listed)
         with _Work(place, base, lock) as work:
             work.begin(current)
-            failed = set(_failed(current)) - {each.text for each in wanted}
+            failed = set(inventory.failed(current)) - {each.text for each in wanted}
             outcome = work.install(wanted, options, listed=[each for each in listed if each.text not in failed])
             kept = requested.with_added(listed, map(requested.without_secrets, work.named(wanted)))
             building.switch(place, work.scratch, kept, failed)
@@ -154,7 +109,7 @@ def remove(place: Place, names: Sequence[str], say: Say) -> Outcome:
             return Outcome(None, waiting=tuple(each.text for each in kept))
         with _Work(place, base, lock) as work:
             work.begin()
-            failed = _failed(current)
+            failed = inventory.failed(current)
             outcome = work.install([each for each in kept if each.text not in failed], keep=has, is_cached=True)
             building.switch(place, work.scratch, kept, failed)
     return outcome
@@ -442,7 +397,7 @@ def _changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
 
 def _check_not_less(current: Path | None, listed: Sequence[Requirement], failed: Mapping[str, str]) -> None:
     """Reject an overlay that lacks what the one in use has, or that has nothing."""
-    works = {*building.record_of(current).get("requirements", ())} - {*_failed(current)} if current else set()
+    works = {*building.record_of(current).get("requirements", ())} - {*inventory.failed(current)} if current else set()
     if (lost := [each for each in failed if each in works]) or len(failed) == len(listed):
         raise RocmlabError(
             f"{', '.join(lost or failed)} cannot be installed",
@@ -454,7 +409,7 @@ def _check_not_less(current: Path | None, listed: Sequence[Requirement], failed:
 
 def _check_synchronised(place: Place, current: Path | None, listed: Sequence[Requirement]) -> None:
     """Reject an addition to an overlay that was made from another list: the result would pass for all of the list."""
-    if not is_made_of(current, listed):
+    if not inventory.is_made_of(current, listed):
         has = ", ".join(building.record_of(current).get("requirements", ())) if current else ""
         raise RocmlabError(
             f"the packages of the kernel {place.kernel} are not installed for this image yet",

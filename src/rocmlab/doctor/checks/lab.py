@@ -11,7 +11,7 @@ from rocmlab.devices import Device
 from rocmlab.doctor.checks.masks import read_kernelspecs
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, ok, skip, warns
 from rocmlab.doctor.situation import Situation
-from rocmlab.packages import declared, installing, overlays, system
+from rocmlab.packages import declared, inventory, overlays, system
 from rocmlab.stack import tls
 
 NO_LAB = "no lab runs"
@@ -106,7 +106,7 @@ def own_packages(s: Situation) -> Verdict:
     notebooks = s.environment.get("ROCMLAB_NOTEBOOKS")
     try:
         wanted = declared.by_kernel(places, Path(notebooks)) if notebooks else {}
-        states = {name: installing.state(place, wanted.get(name, ())) for name, place in places.items()}
+        states = {name: inventory.state(place, wanted.get(name, ())) for name, place in places.items()}
     except RocmlabError as err:
         return Verdict(WARNS, (), err.problem)
     for name, state in states.items():
