@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,15 @@ class Lab:
         self.port = free_port()
         self.log = folder / "lab.log"
         self.process: subprocess.Popen[bytes] | None = None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Lab]:
+        """Have the server run."""
+        try:
+            self.start()
+            yield self
+        finally:
+            self.stop()
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""

@@ -45,13 +45,12 @@ WATCHED = """() => {
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """One JupyterLab for all tests here."""
     folder = tmp_path_factory.mktemp("outputs")
-    with pytest.MonkeyPatch.context() as patch, simulated_host(folder, patch) as host:
-        lab = Lab(host, folder)
-        try:
-            lab.start()
-            yield lab
-        finally:
-            lab.stop()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        simulated_host(folder, patch) as host,
+        Lab(host, folder).running() as lab,
+    ):
+        yield lab
 
 
 @pytest.fixture(scope="module")

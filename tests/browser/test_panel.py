@@ -29,13 +29,8 @@ GIB = 1 << 30
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     """A running JupyterLab with the panel."""
-    with simulated_host(tmp_path, monkeypatch) as host:
-        lab = Lab(host, tmp_path)
-        try:
-            lab.start()
-            yield lab
-        finally:
-            lab.stop()
+    with simulated_host(tmp_path, monkeypatch) as host, Lab(host, tmp_path).running() as lab:
+        yield lab
 
 
 @pytest.fixture
@@ -101,8 +96,7 @@ def test_an_apu_shows_where_frameworks_allocate_and_a_target_whether_rocm_suppor
         radeon, apu = host.devices
         expected = ("gfx902", "unsupported") if pool == "vram" else ("gfx1151", "works")
         assert (apu.gfx, apu.support, apu.pool) == (*expected, pool)
-        try:
-            lab.start()
+        with lab.running():
             open_page(page, lab)
             read = card(page, apu).locator(".rocmlab-mod-memory .rocmlab-Chart-value")
             read.filter(has_text=re.compile(r"^\d")).wait_for(timeout=WAIT)
@@ -110,8 +104,6 @@ def test_an_apu_shows_where_frameworks_allocate_and_a_target_whether_rocm_suppor
             shown, other = details(page, apu), details(page, radeon)
             chips = card(page, apu).locator(".rocmlab-mod-warn").all_inner_texts()
             total = value(page, apu, "memory").partition(" of ")[2]
-        finally:
-            lab.stop()
 
     assert title.split()[0] == pool.upper()
     assert total == f"{(apu.pool_bytes or 0) / GIB:.1f} GiB"

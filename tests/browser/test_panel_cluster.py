@@ -38,11 +38,8 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, both: Pair) -> Iterator
         for name, value in both.head.environment.items():
             if name.startswith(("CLUSTER", "RAY_", "ROCMLAB_")):
                 monkeypatch.setenv(name, value)
-        try:
-            lab.start()
+        with lab.running():
             yield lab
-        finally:
-            lab.stop()
 
 
 def wait_for_devices(*nodes: Locator) -> None:
@@ -103,14 +100,9 @@ def test_without_a_cluster_nothing_is_shown(tmp_path: Path, monkeypatch: pytest.
     """No section, and no question that the browser would complain about."""
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    with simulated_host(tmp_path, monkeypatch) as host:
-        lab = Lab(host, tmp_path)
-        try:
-            lab.start()
-            open_panel(page, lab)
-            page.wait_for_timeout(1000)
-            assert page.locator(".rocmlab-Cluster").is_hidden()
-        finally:
-            lab.stop()
+    with simulated_host(tmp_path, monkeypatch) as host, Lab(host, tmp_path).running() as lab:
+        open_panel(page, lab)
+        page.wait_for_timeout(1000)
+        assert page.locator(".rocmlab-Cluster").is_hidden()
 
     assert not [url for url in asked if "api/cluster" in url]
