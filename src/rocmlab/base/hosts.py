@@ -15,6 +15,7 @@ from rocmlab.base.errors import RocmlabError
 SETTING = "ALLOWED_HOSTS"
 BASE_URL = "LAB_BASE_URL"
 BOUND = "ROCMLAB_BIND_HOSTS"  # the address of BIND and the names of this host
+TLS_FOLDER, TLS_FILE = "ROCMLAB_TLS", "server.pem"  # where the native lab's key and certificates are, and their file
 ROOT = "/"
 EVERY = ("0.0.0.0", "::")
 HUB = ("JUPYTERHUB_API_TOKEN", "JUPYTERHUB_SERVICE_PREFIX")  # what JupyterHub gives the servers that it starts

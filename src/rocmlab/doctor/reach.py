@@ -6,6 +6,8 @@ import errno
 import socket
 from dataclasses import dataclass
 
+from rocmlab.base import addresses
+
 OPEN, REFUSED, SILENT, NO_ROUTE, NO_NAME = "open", "refused", "silent", "no route", "no name"
 
 
@@ -54,11 +56,4 @@ def tcp(host: str, port: int, limit_seconds: float) -> Reach:
 
 def is_free(address: str, port: int) -> bool:
     """Return whether a server could listen on this port of an address of this machine."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError:
-            return False
-    return True
+    return addresses.refusal(address, port) is None

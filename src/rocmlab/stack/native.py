@@ -182,9 +182,11 @@ class NativeLab(Lab):
 
     def _bound(self) -> dict[str, str]:
         """Return what the server needs to answer other machines too."""
+        names = self.values.get(hosts.BOUND)
+        if not names:
+            return {}
         bound = {name: self.settings.get(name) for name in ("BIND", "TLS_PORT")}
-        folder = str(tls.path_of(self.settings).parent)
-        return {**bound, hosts.BOUND: names, tls.FOLDER: folder} if (names := self.values.get(hosts.BOUND)) else {}
+        return {**bound, hosts.BOUND: names, hosts.TLS_FOLDER: str(tls.path_of(self.settings).parent)}
 
     def is_running(self) -> bool:
         """Return whether the server process lives."""

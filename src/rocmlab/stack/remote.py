@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import platform
 import pwd
@@ -12,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rocmlab.base import hosts
+from rocmlab.base import addresses, hosts
 from rocmlab.base.errors import RocmlabError
 
 SSH_PORT = 22
@@ -46,7 +45,7 @@ def of_this_host(environment: Mapping[str, str] = os.environ, system: str = "", 
     """
     user = login_name(environment)
     parts = environment.get("SSH_CONNECTION", "").split()
-    if len(parts) == 4 and _is_address(parts[2]) and parts[3].isdecimal():
+    if len(parts) == 4 and addresses.is_address(parts[2]) and parts[3].isdecimal():
         is_scoped = "%" in parts[2]  # of one link, by the name that this host gives it
         return Destination((name or socket.gethostname()) if is_scoped else parts[2], user, int(parts[3]))
     has_browser = (system or platform.system()) != "Linux" or any(
@@ -83,13 +82,5 @@ def login_name(environment: Mapping[str, str] = os.environ, uid: int | None = No
         return ""
 
 
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
 def _is_host(text: str) -> bool:
-    return _is_address(text) or (len(text) <= 253 and hosts.NAME.fullmatch(text) is not None)
+    return addresses.is_address(text) or (len(text) <= 253 and hosts.NAME.fullmatch(text) is not None)

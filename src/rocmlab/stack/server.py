@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+from rocmlab.base import addresses
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import sockets
 from rocmlab.stack.sockets import OTHER, OURS, UNKNOWN, Holder, trusted
@@ -96,13 +97,7 @@ def wait(
 
 def is_free(port: int) -> bool:
     """Return whether a server could listen on this loopback port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    return addresses.refusal("127.0.0.1", port) is None
 
 
 def check_free(port: int) -> None:

@@ -20,13 +20,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rocmlab.base import hosts
+from rocmlab.base import addresses, hosts
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile, process
 from rocmlab.stack.settings import Settings, port_of
 
-FOLDER = "ROCMLAB_TLS"  # in the native lab: where the file is
-FILE = "server.pem"
 VALID_DAYS, RENEW_DAYS = 800, 60  # Apple's browsers reject more than 825
 ANSWER_SECONDS = 10.0
 CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.S)
@@ -89,34 +87,20 @@ def check_free(settings: Settings, before: Mapping[str, str], *, as_root: bool) 
     bind, port = address(settings), server_port(settings)
     if not bind:
         return
-    if (err := _refusal(bind, 0)) is not None:
+    if (err := addresses.refusal(bind, 0)) is not None:
         fix = "`ip -brief address` lists them; all of them: make up BIND=0.0.0.0"
         raise RocmlabError(f"BIND={bind} is not an address of this host", str(err), fix) from err
     if before.get("BIND") == settings.get("BIND") and before.get("TLS_PORT", "8443") == str(port):
         return
-    err = _refusal(bind, port)
+    err = addresses.refusal(bind, port)
     if err is not None and (err.errno != errno.EACCES or not as_root):
         fix = f"make up TLS_PORT={port + 1 if port > 1024 else 8443}"
         raise RocmlabError(f"nothing can listen on TLS_PORT={port} at {bind}", str(err), fix) from err
 
 
-def _refusal(bind: str, port: int) -> OSError | None:
-    """Return why nothing can listen at an address; port 0 is any."""
-    is_v6 = ":" in bind
-    with socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_v6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        try:
-            probe.bind((bind, port))
-        except OSError as err:
-            return err
-    return None
-
-
 def path_of(settings: Settings) -> Path:
     """Return the file with key and certificates that the lab serves."""
-    return settings.state.resolve() / "tls" / FILE
+    return settings.state.resolve() / "tls" / hosts.TLS_FILE
 
 
 def prepare(settings: Settings, derived: Mapping[str, str], *, is_rootless: bool = False) -> None:
@@ -175,7 +159,7 @@ def _generated(settings: Settings, names: list[str]) -> str:
     if not shutil.which("openssl"):
         fix = "install openssl, or give your own: make up TLS_CERT=chain.pem TLS_KEY=key.pem"
         raise RocmlabError("no certificate for BIND could be made", "the program openssl is not installed", fix)
-    listed = [("IP" if _is_address(name) else "DNS") + f":{name}" for name in [*names, *_reached_at(names[0])]]
+    listed = [("IP" if addresses.is_address(name) else "DNS") + f":{name}" for name in [*names, *_reached_at(names[0])]]
     with tempfile.TemporaryDirectory() as folder:
         request, key, certificate = (Path(folder) / name for name in ("request", "key", "certificate"))
         request.write_text(REQUEST.format(names=", ".join(dict.fromkeys(listed))), encoding="utf-8")
@@ -190,24 +174,14 @@ def _generated(settings: Settings, names: list[str]) -> str:
     return text
 
 
-def _is_address(text: str) -> bool:
-    try:
-        return bool(ipaddress.ip_address(text))
-    except ValueError:
-        return False
-
-
 def _reached_at(bind: str) -> list[str]:
     """Return an address under which other machines reach this host, none where that is not known."""
     if not ipaddress.ip_address(bind).is_unspecified:
         return [bind]
-    is_v6 = ":" in bind
-    with socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("2001:db8::1" if is_v6 else "192.0.2.1", 9))  # no one's, and nothing is sent
-            return [str(probe.getsockname()[0])]
-        except OSError:
-            return []
+    try:
+        return [addresses.own(addresses.OUTSIDE_IPV6 if ":" in bind else addresses.OUTSIDE)]
+    except OSError:
+        return []
 
 
 def remaining_days(path: Path) -> float | None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocmlab import __version__
-from rocmlab.base import confidential, cores, private
+from rocmlab.base import addresses, confidential, cores, private
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, token
 from rocmlab.devices import Device, discover, is_simulated, system_root, visibility
@@ -30,7 +30,6 @@ OFF, HEAD = "off", "head"
 CPU_PLACE = "cpu_place"  # the resource that a job without a GPU takes
 MAX_FOLDER_CHARACTERS = 32  # bytes: Ray adds up to 70 for a socket, and a socket's path has at most 107
 SMALLEST_STORE, LARGEST_STORE = 80_000_000, 8_000_000_000  # bytes
-OUTSIDE = "192.0.2.1"  # an address without a machine (RFC 5737): looking up the route to it sends nothing
 
 
 @dataclass(frozen=True)
@@ -142,10 +141,7 @@ def own_address(wanted: str, head_host: str) -> str:
             "`ip -brief address` lists them",
         )
     try:
-        kind, *_, where = socket.getaddrinfo(head_host or OUTSIDE, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-            probe.connect(where)
-            return str(probe.getsockname()[0])
+        return addresses.own(head_host or addresses.OUTSIDE)
     except OSError as err:
         if not head_host:
             return "127.0.0.1"  # no network: a cluster of one machine

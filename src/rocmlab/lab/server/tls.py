@@ -19,6 +19,8 @@ from typing import Any
 
 from tornado import httpserver, httputil, iostream, netutil
 
+from rocmlab.base import hosts
+
 log = logging.getLogger("rocmlab")
 
 INSIDE = "/run/rocmlab/tls"  # of a container
@@ -35,13 +37,13 @@ ANSWER = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Lengt
 
 def of(server: Any, environment: Mapping[str, str] = os.environ) -> Listener | None:  # noqa: ANN401  a ServerApp
     """Return the listener that BIND asks for, None without."""
-    if not (environment.get("ROCMLAB_BIND_HOSTS") and environment.get("BIND")):
+    if not (environment.get(hosts.BOUND) and environment.get("BIND")):
         return None
     address, port = environment["BIND"], int(environment.get("TLS_PORT") or PORT_INSIDE)
     is_container = environment.get("ROCMLAB_RUNTIME") in ("docker", "podman")
     if is_container and environment.get("CLUSTER_NETWORK") != "host":
         address, port = "0.0.0.0", PORT_INSIDE  # the engine publishes it at BIND
-    return Listener(server, address, port, Path(environment.get("ROCMLAB_TLS") or INSIDE) / "server.pem")
+    return Listener(server, address, port, Path(environment.get(hosts.TLS_FOLDER) or INSIDE) / hosts.TLS_FILE)
 
 
 class Listener:
