@@ -248,6 +248,17 @@ def test_without_a_lab_the_plan_tells_what_it_requests(
     assert run_ahead._wanted(given) == "1 GPU"
 
 
+def test_without_a_lab_the_plan_says_what_it_cannot_know_of_a_kernel(tmp_path: Path) -> None:
+    """How many GPUs `torch-cpu` is for is in the lab's kernelspec; a number given by the user is known."""
+
+    def notes(*words: str) -> str:
+        return " ".join(ahead.look(options.parser().parse_args(list(words)), NOTEBOOKS, tmp_path).notes)
+
+    assert "how many GPUs torch-cpu ask" in notes("04_multi_gpu_torch", "--kernel", "torch-cpu")
+    assert "torch" not in notes("04_multi_gpu_torch", "--kernel", "torch-cpu", "--job-gpus", "1")
+    assert "torch" not in notes("04_multi_gpu_torch", "--kernel", "torch")
+
+
 @pytest.mark.parametrize(
     ("words", "gpus"),
     [

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import notebook_files
 import pytest
 
-from rocmlab.runs.jobs import Job, name_uniquely
+from rocmlab.lab import kernels
+from rocmlab.runs.jobs import Job, Request, name_uniquely
+from rocmlab.runs.spec.preflight import jobs_of
+
+ADDRESS = "0000:04:00.0"
 
 DECLARED = notebook_files.PARAMETERS + "epochs: int = 1  # how often\nlearning_rate = 1e-3\ndevice: str = 'auto'"
 
@@ -97,6 +105,65 @@ def test_a_wish_for_gpus_must_be_a_number(wish: object, tmp_path: Path) -> None:
     path = notebook_files.write(tmp_path / "a.ipynb", "1", rocmlab={"gpus": wish})
 
     assert "rocmlab.gpus" in only(path).problem.what
+
+
+@pytest.fixture(scope="module")
+def derived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kernelspecs as the lab derives them from `torch`: `torch-0`, `torch-1`, `torch-2`, `torch-all`, and so on."""
+    home = tmp_path_factory.mktemp("derived")
+    for name, gpus in {**{str(each): each for each in (0, 1, 2, "all", "none")}, "gpu1": ADDRESS}.items():
+        spec = kernels.specification("torch", sys.executable)
+        spec["metadata"]["kernel_provisioner"] = {"provisioner_name": kernels.PROVISIONER, "config": {"gpus": gpus}}
+        path = home / f"kernels/torch-{name}/kernel.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(spec), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", os.pathsep.join((str(home), os.environ["JUPYTER_PATH"])))
+        yield
+
+
+@pytest.mark.usefixtures("derived")
+@pytest.mark.parametrize(("suffix", "gpus"), [("0", 0), ("1", None), ("2", 2), ("all", "all")])
+def test_a_kernel_has_in_a_run_the_gpus_that_it_has_in_the_lab(suffix: str, gpus: object, tmp_path: Path) -> None:
+    """Whether the notebook or the command line names it; for one GPU is as without a number: the CPU has no GPU."""
+    own = notebook_files.write(tmp_path / "own.ipynb", "1", kernel=f"torch-{suffix}")
+    other = notebook_files.write(tmp_path / "other.ipynb", "1")
+
+    assert only(own).gpus == gpus
+    assert only(other, kernel=f"torch-{suffix}").gpus == gpus
+
+
+@pytest.mark.usefixtures("derived")
+def test_a_number_that_is_written_beats_that_of_the_kernel(tmp_path: Path) -> None:
+    """Strongest first: a number of the command line or a list, its kernel, the notebook's number, its kernel."""
+    path = notebook_files.write(tmp_path / "a.ipynb", "1", kernel="torch-0", rocmlab={"gpus": "all", "min_gpus": 2})
+
+    def asked(**given: Any) -> tuple[object, object]:  # noqa: ANN401
+        (job,) = jobs_of([Request("a", str(path), **given)])
+        return job.gpus, job.min_gpus
+
+    assert asked() == ("all", 2)
+    assert asked(kernel="torch-2") == (2, None)
+    assert asked(kernel="torch-1") == ("all", 2)
+    assert asked(kernel="torch-2", gpus=1) == (1, None)
+
+
+@pytest.mark.usefixtures("derived")
+def test_a_kernel_for_one_certain_gpu_says_that_a_run_chooses(tmp_path: Path) -> None:
+    """Its job is not pinned, and the warning has what pins it."""
+    job = only(notebook_files.write(tmp_path / "a.ipynb", "1", kernel="torch-gpu1"))
+
+    assert job.gpus is None
+    assert "'torch-gpu1' is for one certain GPU" in job.warning
+    assert f"--gpus {ADDRESS}" in job.warning
+
+
+@pytest.mark.usefixtures("derived")
+def test_a_kernelspec_that_asks_for_nonsense_stops_its_notebook(tmp_path: Path) -> None:
+    """It is not taken for one GPU."""
+    problem = only(notebook_files.write(tmp_path / "a.ipynb", "1", kernel="torch-none")).problem
+
+    assert "'torch-none' asks for gpus = 'none'" in problem.what
 
 
 def test_one_bad_notebook_leaves_the_others_alone(tmp_path: Path) -> None:

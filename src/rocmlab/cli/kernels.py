@@ -15,6 +15,7 @@ from rocmlab.base.safe import printable
 from rocmlab.cli.main import command_parser
 from rocmlab.devices import Device
 from rocmlab.kernels import gpus as lab_gpus
+from rocmlab.kernels import kernelspec
 from rocmlab.kernels.gpus import Gpus
 from rocmlab.lab import environments, offers
 from rocmlab.lab.offers import Changes, Spec
@@ -174,7 +175,7 @@ def _holders(devices: Sequence[Device]) -> dict[Device, str | None]:
 
 
 def _row(name: str, path: Path, spec: Spec, gpus: Gpus, holders: dict[Device, str | None]) -> dict[str, Any]:
-    wanted = offers.asks_for(spec)
+    wanted = kernelspec.gpus(spec)
     options = [device for device in gpus.devices if wanted in (1, "all", device.pci_address)]
     free = [device for device in options if holders[device] is None]
     state = [

@@ -16,6 +16,7 @@ from rocmlab.base import confidential
 from rocmlab.packages import overlays
 
 OURS = ("local-provisioner", "rocmlab-provisioner")  # ours takes a lease, which a job has already
+ONE = 1  # GPU, where there is one; else the CPU: what a kernelspec requests that names no number
 WITHOUT_HISTORY = "--HistoryManager.hist_file=:memory:"  # a shared history file locks out others
 EXTENSIONS = (  # of IPython
     "--InteractiveShellApp.extra_extensions=rocmlab.packages.in_kernel",  # what `%pip install` adds can be imported
@@ -50,6 +51,15 @@ def absence(specification: Mapping[str, Any]) -> str | None:
     ours = (specification.get("metadata") or {}).get("rocmlab")
     why = ours.get("absent") if isinstance(ours, Mapping) else None
     return why if isinstance(why, str) else None
+
+
+def gpus(specification: Mapping[str, Any]) -> Any:  # noqa: ANN401  any JSON value
+    """Return what a kernelspec requests of our provisioner: a number of GPUs, `all`, or the PCI address of one."""
+    stanza = (specification.get("metadata") or {}).get("kernel_provisioner")
+    if not isinstance(stanza, Mapping) or stanza.get("provisioner_name") != OURS[1]:
+        return ONE
+    config = stanza.get("config")
+    return config.get("gpus", ONE) if isinstance(config, Mapping) else ONE
 
 
 def preload(specification: Mapping[str, Any]) -> Any:  # noqa: ANN401  any JSON value

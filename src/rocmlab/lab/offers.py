@@ -174,14 +174,6 @@ def listed(folders: list[Path]) -> dict[str, tuple[Path, Spec]]:
     return dict(sorted(found.items(), key=lambda item: (order.get(item[0].partition("-")[0], len(order)), item[0])))
 
 
-def asks_for(spec: Spec) -> int | str:
-    """Return a kernelspec's request to the provisioner."""
-    stanza = spec["metadata"].get("kernel_provisioner")
-    config = stanza.get("config") if isinstance(stanza, dict) else None
-    gpus = config.get("gpus", 1) if isinstance(config, dict) else 1
-    return gpus if isinstance(gpus, int | str) else 1
-
-
 def _derived(spec: Spec, framework: str, offer: Offer) -> Spec:
     derived = copy.deepcopy(spec)
     if kernelspec.absence(spec):

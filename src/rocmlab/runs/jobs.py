@@ -59,14 +59,23 @@ class Request:
     problem: Problem | None = None  # why there is no such notebook
     source: Source = "words"  # where its parameters are written, so that an error can show what to write there
 
-    def resources(self, own: Resources) -> Resources:
-        """Return what the job requests of its devices: this, and for the rest what its notebook requests itself."""
+    def resources(self, own: Resources, kernel: int | Literal["all"] | None = None) -> Resources:
+        """Return what the job requests of its devices: this, and for the rest what its notebook requests itself.
+
+        Args:
+            own: what the notebook requests.
+            kernel: how many GPUs its kernelspec is for; None: no number of its own. A kernel that was asked for
+                counts more than the notebook's number, and the notebook's own kernel less.
+        """
+        asked = self.gpus
+        if asked is None and (self.kernel or own.gpus is None):
+            asked = kernel
         return Resources(
-            gpus=own.gpus if self.gpus is None else self.gpus,
-            min_gpus=own.min_gpus if self.gpus is None else None,
+            gpus=own.gpus if asked is None else asked,
+            min_gpus=own.min_gpus if asked is None else None,
             vram_bytes=self.vram_bytes or own.vram_bytes,
             is_mixed=own.is_mixed if self.is_mixed is None else self.is_mixed,
-            takes_gpus_from_ray=own.takes_gpus_from_ray and self.gpus is None,
+            takes_gpus_from_ray=own.takes_gpus_from_ray and asked is None,
         )
 
 

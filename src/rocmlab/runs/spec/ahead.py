@@ -54,6 +54,8 @@ def look(args: argparse.Namespace, folder: Path, here: Path) -> Ahead:
         requests = requested.of(args, axes, folder, here) if args.notebooks else []
     read = {path: _read(Path(path)) for path in {request.notebook for request in requests} if path is not None}
     jobs = [_job(request, read.get(request.notebook or "")) for request in requests]
+    if names := sorted({job.kernel for job in jobs if job.kernel and _goes_by_kernel(job)}):
+        notes.append(f"how many GPUs {', '.join(names)} ask{'s' * (len(names) == 1)} for is not known: the lab has the kernelspecs")
     if not lists:
         requested.check_any((job.name, job.problem) for job in jobs)
     return Ahead(tuple(jobs), tuple(notes))
@@ -83,6 +85,13 @@ def _job(request: Request, notebook: Mapping[str, Any] | Problem | None) -> Job:
     except RocmlabError as err:
         return replace(job, problem=err.problem)
     return replace(job, kernel=str(kernel) if kernel else None, **wanted._asdict())
+
+
+def _goes_by_kernel(job: Job) -> bool:
+    """Return whether how many GPUs a job gets depends on its kernelspec, which is not here."""
+    request = job.request
+    is_named = bool(request and request.kernel and request.gpus is None)
+    return (is_named or job.gpus is None) and job.kernel not in PYTHON_KERNELS
 
 
 def _read(path: Path) -> Mapping[str, Any] | Problem:

@@ -6,11 +6,12 @@ import copy
 import functools
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.kernels import kernelspec
@@ -21,6 +22,7 @@ from rocmlab.runs.spec import keys, parameters, resources
 LAB_KERNELS = ("tensorflow", "torch")  # the first that is here is the lab's default, as in JupyterLab
 TOP_KEYS = ("cells", "metadata", "nbformat", "nbformat_minor")  # of a notebook in format 4
 LANGUAGE_KEYS = (("kernelspec", "language"), ("language_info", "name"))
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 FITTING: dict[str | None, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
 
 
@@ -115,6 +117,19 @@ class _Reader:
             what = f"the kernelspec of {name!r} cannot be read"
             raise RocmlabError(what, str(err), f"repair {self.specs[name]}") from err
 
+    def gpus(self, kernel: str) -> tuple[int | Literal["all"] | None, str | None]:
+        """Return how many GPUs a kernel is for, None where it names no number but one, and a warning about that.
+
+        Raises:
+            RocmlabError: its kernelspec has neither a number, nor `all`, nor the address of a GPU.
+        """
+        wanted = kernelspec.gpus(self.once(self.kernel, kernel).specification)
+        if isinstance(wanted, str) and PCI_ADDRESS.fullmatch(wanted):
+            only = f"for that one: --gpus {wanted}"
+            return None, f"its kernel {kernel!r} is for one certain GPU, and a run chooses the GPUs itself; {only}"
+        count = resources.gpus(wanted, f"its kernelspec {kernel!r} asks for gpus")
+        return None if count == kernelspec.ONE else count, None
+
     def packages(self, kernel: str) -> Mapping[str, str]:
         """Return the versions of the user's own packages in a kernel."""
         return keys.packages(self.once(self.kernel, kernel).specification, os.environ)
@@ -155,12 +170,13 @@ def _examine(request: Request, reader: _Reader) -> Job:
         if given and (known := reader.once(reader.declared, path, spec.name, spec.language)) is not None:
             _check_parameters(given, known, request.source)
         defaults = reader.once(reader.defaults, path, spec.language)
+        wanted, remark = reader.once(reader.gpus, spec.name)
         made = replace(
             job,
             kernel=spec.name,
             kernelspec=spec,
-            warning=warning,
-            **request.resources(own)._asdict(),
+            warning=warning or remark,
+            **request.resources(own, wanted)._asdict(),
             defaults={name: value for name, value in defaults.items() if name not in given},
         )
         own_packages = reader.once(reader.packages, spec.name)

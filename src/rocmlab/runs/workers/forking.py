@@ -60,7 +60,10 @@ class JobForkServers:
             if count < MIN_JOBS:
                 return
             try:
-                if recipe := recipe_of(kernelspec.find(name), environment):
+                spec = kernelspec.find(name)
+                if kernelspec.gpus(spec.specification) not in (0, kernelspec.ONE):
+                    return  # its jobs get the threads of several GPUs
+                if recipe := recipe_of(spec, environment):
                     self._start(recipe)
                     self._early.add(recipe.key)
             except Exception:
