@@ -254,7 +254,7 @@ def test_without_a_lab_the_plan_says_what_it_cannot_know_of_a_kernel(tmp_path: P
     def notes(*words: str) -> str:
         return " ".join(ahead.look(options.parser().parse_args(list(words)), NOTEBOOKS, tmp_path).notes)
 
-    assert "how many GPUs torch-cpu ask" in notes("04_multi_gpu_torch", "--kernel", "torch-cpu")
+    assert "how many GPUs a job with torch-cpu gets" in notes("04_multi_gpu_torch", "--kernel", "torch-cpu")
     assert "torch" not in notes("04_multi_gpu_torch", "--kernel", "torch-cpu", "--job-gpus", "1")
     assert "torch" not in notes("04_multi_gpu_torch", "--kernel", "torch")
 

@@ -138,7 +138,7 @@ def test_a_number_that_is_written_beats_that_of_the_kernel(tmp_path: Path) -> No
     """Strongest first: a number of the command line or a list, its kernel, the notebook's number, its kernel."""
     path = notebook_files.write(tmp_path / "a.ipynb", "1", kernel="torch-0", rocmlab={"gpus": "all", "min_gpus": 2})
 
-    def asked(**given: Any) -> tuple[object, object]:  # noqa: ANN401
+    def asked(**given: Any) -> tuple[object, object]:
         (job,) = jobs_of([Request("a", str(path), **given)])
         return job.gpus, job.min_gpus
 

@@ -55,7 +55,7 @@ def look(args: argparse.Namespace, folder: Path, here: Path) -> Ahead:
     read = {path: _read(Path(path)) for path in {request.notebook for request in requests} if path is not None}
     jobs = [_job(request, read.get(request.notebook or "")) for request in requests]
     if names := sorted({job.kernel for job in jobs if job.kernel and _goes_by_kernel(job)}):
-        notes.append(f"how many GPUs {', '.join(names)} ask{'s' * (len(names) == 1)} for is not known: the lab has the kernelspecs")
+        notes.append(f"how many GPUs a job with {', '.join(names)} gets is not known: the lab has the kernelspecs")
     if not lists:
         requested.check_any((job.name, job.problem) for job in jobs)
     return Ahead(tuple(jobs), tuple(notes))

@@ -170,13 +170,13 @@ def _examine(request: Request, reader: _Reader) -> Job:
         if given and (known := reader.once(reader.declared, path, spec.name, spec.language)) is not None:
             _check_parameters(given, known, request.source)
         defaults = reader.once(reader.defaults, path, spec.language)
-        wanted, remark = reader.once(reader.gpus, spec.name)
+        for_gpus, note = reader.once(reader.gpus, spec.name)
         made = replace(
             job,
             kernel=spec.name,
             kernelspec=spec,
-            warning=warning or remark,
-            **request.resources(own, wanted)._asdict(),
+            warning=warning or note,
+            **request.resources(own, for_gpus)._asdict(),
             defaults={name: value for name, value in defaults.items() if name not in given},
         )
         own_packages = reader.once(reader.packages, spec.name)
