@@ -170,6 +170,14 @@ class TestUp:
         assert job["status"] == "ok"
         assert job["recorded"]["acceptance"]["value"] >= 0.945
 
+    def test_a_single_run_goes_by_what_its_command_says(self, lab: Clone, first_up: str) -> None:
+        """In the running container as well; the lab's own settings stay."""
+        refused = lab.make("run-notebooks", NOTEBOOKS="00_hello_gpu", MIN_FREE_DISK_GB="1e9", succeeds=False)
+
+        live = json.loads((lab.folder / ".rocmlab/live/settings.json").read_text())
+        assert "the run does not start" in refused.stdout + refused.stderr
+        assert live["MIN_FREE_DISK_GB"] == "5"
+
     def test_training_on_several_devices_opens_no_port(self, lab: Clone, first_up: str) -> None:
         """PyTorch's own launcher: all that listens in the container outside its loopback is JupyterLab.
 

@@ -21,6 +21,7 @@ from test_hosts import NOT_OURS
 
 from rocmlab.base import confidential
 from rocmlab.cli import password
+from rocmlab.lab.server.tls import MAX_OF_ADDRESS
 from rocmlab.stack import settings as configuration
 from rocmlab.stack import tls
 
@@ -203,6 +204,34 @@ def test_a_kernels_websocket_is_open_to_its_own_pages_over_tls(server: Server, b
     for origin in ("https://evil.example", f"http://{bound['BIND']}:{server.port}"):
         with pytest.raises(websocket.WebSocketBadStatusException, match="403"):
             connect(origin)
+
+
+def test_strangers_hold_no_connections_that_a_user_needs(server: Server, bound: dict[str, str]) -> None:
+    """Not with requests that never end either: a user's connections stay, and another one is answered."""
+    context = ssl.create_default_context(cafile=f"{bound['ROCMLAB_TLS']}/server.pem")
+    where = (bound["BIND"], int(bound["TLS_PORT"]))
+    channel = f"wss://{where[0]}:{where[1]}{BASE}api/events/subscribe?token={TOKEN}"
+    user = websocket.create_connection(channel, WAIT_SECONDS, sslopt={"ca_certs": f"{bound['ROCMLAB_TLS']}/server.pem"})
+    request = f"GET {BASE}login HTTP/1.1\r\nHost: {where[0]}\r\n\r\n".encode()
+    strangers: list[ssl.SSLSocket] = []
+    try:
+        for _ in range(MAX_OF_ADDRESS + 8):
+            plain = socket.create_connection(where, timeout=WAIT_SECONDS)
+            strangers.append(context.wrap_socket(plain, server_hostname=where[0]))
+            strangers[-1].sendall(request)
+            assert strangers[-1].recv(12) == b"HTTP/1.1 200"
+        status = over_tls(bound, "api/status")[0]
+        user.ping()
+        pong = user.recv_data(control_frame=True)[0]
+        strangers[0].settimeout(WAIT_SECONDS)
+        while strangers[0].recv(65536):
+            pass  # the rest of its answer, and then the end
+    finally:
+        user.close()
+        for each in strangers:
+            each.close()
+
+    assert (status, pong) == (200, websocket.ABNF.OPCODE_PONG)
 
 
 @pytest.mark.slow

@@ -28,7 +28,9 @@ class Page(web.RequestHandler):
     """A page with a cookie."""
 
     def get(self) -> None:
-        """Answer."""
+        """Answer; who names a user is one."""
+        if "X-User" in self.request.headers:
+            listening.welcome(self.request)
         self.set_cookie("plain", "1", samesite="Lax")
         self.write(f"over {self.request.protocol}")
 
@@ -102,32 +104,74 @@ def test_who_does_not_finish_the_handshake_is_closed(listener: listening.Listene
         assert slow.recv(1) == b""
 
 
-def test_only_so_many_handshakes_wait_at_one_time(
+def insecure() -> ssl.SSLContext:
+    """A client that takes any certificate."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def ask(connection: socket.socket, headers: str = "") -> bytes:
+    """Make one request, and return the first bytes of the answer; empty: it was closed."""
+    connection.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n".encode())
+    return connection.recv(4096)
+
+
+def test_the_oldest_silent_connection_of_an_address_makes_room(
     listener: listening.Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one is closed at once."""
-    monkeypatch.setattr(listening, "MAX_HANDSHAKES", 2)
-    opened = [connect(listener) for _ in range(3)]
+    """Who holds many keeps no one out, not even from the same address."""
+    monkeypatch.setattr(listening, "MAX_OF_ADDRESS", 2)
+    opened = [connect(listener) for _ in range(2)]
     try:
-        opened[2].settimeout(0.4)
-        assert opened[2].recv(1) == b""
+        with insecure().wrap_socket(connect(listener)) as third:
+            assert ask(third).startswith(b"HTTP/1.1 200 ")
+        assert opened[0].recv(1) == b""
     finally:
         for each in opened:
             each.close()
 
 
-def test_only_so_many_connections_are_open(listener: listening.Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Idle ones would fill the server's table of files, and the loopback's pages would not be answered either."""
-    monkeypatch.setattr(listening, "MAX_CONNECTIONS", 1)
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+def test_a_connection_without_login_makes_room_also_where_it_asks_again_and_again(
+    listener: listening.Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests would keep 512 of them open for ever; the connection of a user who has logged in stays."""
+    monkeypatch.setattr(listening, "MAX_OF_ADDRESS", 1)
+    with insecure().wrap_socket(connect(listener)) as user:
+        assert ask(user, "X-User: yes\r\n").startswith(b"HTTP/1.1 200 ")
+        with insecure().wrap_socket(connect(listener)) as stranger:
+            assert ask(stranger).startswith(b"HTTP/1.1 200 ")
+            with insecure().wrap_socket(connect(listener)) as next_one:
+                assert ask(next_one).startswith(b"HTTP/1.1 200 ")
+                assert stranger.recv(4096) == b""
+            assert ask(user).startswith(b"HTTP/1.1 200 ")
 
-    with context.wrap_socket(connect(listener)) as first:
-        first.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        assert first.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+def test_only_so_many_connections_are_open(listener: listening.Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More would fill the server's table of files, and the loopback's pages would not be answered either."""
+    monkeypatch.setattr(listening, "MAX_CONNECTIONS", 1)
+
+    with insecure().wrap_socket(connect(listener)) as user:
+        assert ask(user, "X-User: yes\r\n").startswith(b"HTTP/1.1 200 ")
         with connect(listener) as second:
-            second.settimeout(0.4)
+            second.settimeout(WAIT_SECONDS)
             assert second.recv(1) == b""
+        assert ask(user).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("192.0.2.1", "192.0.2.2", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+    ],
+)
+def test_an_ipv6_network_counts_as_one_address(one: str, other: str, is_same: bool) -> None:
+    """A single machine has all addresses of one."""
+    assert (listening.source_of(one) == listening.source_of(other)) is is_same
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])

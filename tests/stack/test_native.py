@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,11 +23,12 @@ from hosts import Gpu, make_host
 from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
 from rocmlab.lab import install, kernels
-from rocmlab.stack import homes, making, native, process, requirements, server, settings
+from rocmlab.stack import homes, live, making, native, process, requirements, server, settings
 from rocmlab.stack.environment import Environment, check_python
 from rocmlab.stack.native import NativeLab
 
 pytestmark = pytest.mark.slow
+CapFd = pytest.CaptureFixture[str]
 
 
 class TestEnvironmentOfTests(Environment):
@@ -135,6 +137,35 @@ class TestServer:
             lab.start(lambda _: None)
 
         folder.chmod(0o700)
+
+    def test_a_new_log_begins_where_it_is_too_large(self, lab: NativeLab) -> None:
+        """What strangers ask for is a line each; what was written before is in the file next to it, for this user."""
+        lab.settings.chosen["LOG_MAX_SIZE"] = "16k"
+        lab.start(lambda _: None)
+        before = lab.log.with_name("jupyter.log.1")
+        deadline = time.monotonic() + 60
+        while not before.exists() and time.monotonic() < deadline:
+            clients.ask(lab.port, "wrong", "/api/status?" + "x" * 4000)
+
+        while "a new log begins" not in lab.log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert before.read_text().startswith("[")
+        assert before.stat().st_mode & 0o077 == 0
+        assert b"\0" not in lab.log.read_bytes()  # written to its end, wherever that is
+        assert lab.log.stat().st_size < 16 * 1024 <= before.stat().st_size
+
+    def test_a_single_run_goes_by_what_its_command_says(self, lab: NativeLab, capfd: CapFd) -> None:
+        """The settings of the lab stay: the server, and runs under way, read the file."""
+        live.write(lab.settings)
+        (lab.notebooks / "one.ipynb").write_text(
+            json.dumps({"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+        )
+
+        code = lab.run(["run", "one"], live.given({"MIN_FREE_DISK_GB": "1e9", "PORT": "1"}))
+
+        assert code == 2
+        assert "the run does not start" in capfd.readouterr().err
+        assert live.read(live.path_of(lab.settings))["MIN_FREE_DISK_GB"] == "5"
 
     def test_starting_again_changes_nothing(self, lab: NativeLab) -> None:
         """A second start keeps the process."""

@@ -204,3 +204,58 @@ def test_the_user_of_a_container_may_read_the_key(chosen: Chosen) -> None:
 
     assert tls.path_of(settings).stat().st_uid == 1000
     assert stat.S_IMODE(tls.path_of(settings).stat().st_mode) == 0o600
+
+
+def own(project: Path, names: str, days: int = 100) -> dict[str, str]:
+    """Return the settings of an own certificate for these names, which openssl makes."""
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", "/CN=own", "-addext", f"subjectAltName={names}", "-days", str(days)]
+    command += ["-keyout", str(project / "key.pem"), "-out", str(project / "chain.pem")]
+    subprocess.run(command, check=True, capture_output=True)
+    return {"TLS_KEY": "key.pem", "TLS_CERT": "chain.pem"}
+
+
+@pytest.mark.parametrize(
+    ("bind", "names", "allowed", "fix"),
+    [
+        ("127.0.0.1", "DNS:lab.example.org", "", "make up ALLOWED_HOSTS=lab.example.org"),
+        ("127.0.0.1", "DNS:*.example.org", "other.example", "make up ALLOWED_HOSTS=lab.example.org"),
+        ("127.0.0.1", "IP:127.0.0.2", "", "make up ALLOWED_HOSTS=127.0.0.2"),
+        ("127.0.0.1", "DNS:lab.example.org,DNS:www.example.org", "lab.example.org", ""),
+        ("127.0.0.1", "DNS:*.example.org", "Lab.example.org", ""),
+        ("127.0.0.1", "IP:127.0.0.1", "", ""),
+        ("::1", "IP:0:0:0:0:0:0:0:1", "", ""),
+        ("127.0.0.1", "DNS:GPU1.local", "", ""),
+    ],
+)
+def test_an_own_certificate_for_no_name_of_the_lab_is_named(
+    chosen: Chosen, tmp_path: Path, bind: str, names: str, allowed: str, fix: str
+) -> None:
+    """A browser would reject the certificate under the lab's names, and the lab the browser under the certificate's."""
+    settings = chosen(BIND=bind, ALLOWED_HOSTS=allowed, **own(tmp_path, names))
+
+    found = tls.own_problems(settings, tls.values(settings, "gpu1")[hosts.BOUND])
+
+    assert [each.fix for each in found] == ([fix] if fix else [])
+
+
+def test_an_own_certificate_that_soon_ends_is_named(chosen: Chosen, tmp_path: Path) -> None:
+    """By `make up`, which renews only those that it has made."""
+    settings = chosen(BIND="127.0.0.1", **own(tmp_path, "IP:127.0.0.1", days=3))
+
+    found = tls.own_problems(settings, tls.values(settings, "gpu1")[hosts.BOUND])
+
+    assert [each.what for each in found] == ["the lab's certificate ends in 3 days"]
+    assert tls.own_problems(settings, "") == []  # without BIND no one is served with it
+
+
+def test_clean_removes_the_copy_of_an_own_key_and_names_what_it_keeps(chosen: Chosen, tmp_path: Path) -> None:
+    """The certificate that was made stays: browsers know its fingerprint."""
+    prepared(chosen(BIND="127.0.0.1"))
+    made = list((tmp_path / ".rocmlab").glob("certificate-*.pem"))
+    settings = chosen(BIND="127.0.0.1", **own(tmp_path, "IP:127.0.0.1"))
+    prepared(settings)
+
+    assert tls.clean(settings) == made
+    assert not tls.path_of(settings).exists()
+    assert (tmp_path / "key.pem").exists()

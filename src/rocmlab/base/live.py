@@ -22,6 +22,7 @@ NAMES = (
     "WARM_KERNELS",
 )
 VARIABLE = "ROCMLAB_LIVE"  # in a lab: the path of the file
+GIVEN = "ROCMLAB_GIVEN"  # of a single run: what was given with its command, as JSON, which counts more than the file
 INSIDE = "/run/rocmlab/live"  # the folder, in a container
 FILE = "settings.json"
 CONTAINERS = ("docker", "podman")
@@ -37,17 +38,18 @@ def values(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     global _seen
     environment = os.environ if environment is None else environment
     found = {name: environment[name] for name in NAMES if name in environment}
+    given = _settings(environment[GIVEN]) if GIVEN in environment else {}
     path = path_of(environment)
     if path is None:
-        return found
+        return found | given
     try:
         state = path.stat()
     except OSError:
-        return found
+        return found | given
     version = (state.st_mtime_ns, state.st_ino, state.st_size)
     if _seen is None or _seen[:2] != (path, version):
         _seen = (path, version, read(path))
-    return found | _seen[2]
+    return found | _seen[2] | given
 
 
 def get(name: str) -> str:
@@ -66,8 +68,16 @@ def path_of(environment: Mapping[str, str]) -> Path | None:
 def read(path: Path) -> dict[str, str]:
     """Return the settings in the file; nothing where it is missing or damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return _settings(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        return {}
+
+
+def _settings(text: str) -> dict[str, str]:
+    """Return those of these settings that a JSON object has; nothing where it is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
         return {}
     if not isinstance(found, dict):
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -200,6 +201,9 @@ def url(project: Project, destination: remote.Destination | None) -> int:
 def clean(project: Project) -> int:
     """Remove what was made, in either runtime."""
     project.lab.clean(say)
+    if kept := tls.clean(project.settings):
+        files = " ".join(shlex.quote(str(path)) for path in kept)
+        say(f"kept the key and certificate made for BIND, which browsers may know (remove them with: rm {files})")
     versions.path_of(project.settings).unlink(missing_ok=True)
     environment = project.settings.project / environments.LINK
     if was_made_by_us(environment) and environments.remove_all(project.settings.project):

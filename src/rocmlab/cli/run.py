@@ -47,6 +47,7 @@ def _from_the_host(name: str, arguments: Sequence[str]) -> int:
     from rocmlab.cli import run_ahead
     from rocmlab.cli.up import announce, note
     from rocmlab.runs.spec.options import check
+    from rocmlab.stack import live
     from rocmlab.stack import project as projects
     from rocmlab.stack.container import ContainerLab
 
@@ -65,7 +66,7 @@ def _from_the_host(name: str, arguments: Sequence[str]) -> int:
         with projects.locked(project, note):
             project = projects.prepare(project, note, persist=False)
     try:
-        code = project.lab.run([name, *(_inside(project, word) for word in arguments)])
+        code = project.lab.run([name, *(_inside(project, word) for word in arguments)], live.given(os.environ))
     finally:
         if not args.list:
             _forget_notify(project)

@@ -272,25 +272,28 @@ class ContainerLab(ImageLab):
         code, text = self.engine("exec", self.container() or "", "cat", f"{folder}/node.json")
         return record.parse(text) if code == 0 else None
 
-    def run(self, arguments: Sequence[str]) -> int:
+    def run(self, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> int:
         """Run `rocmlab <arguments>` in the running lab, or in a container of its own if the lab is down."""
         has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        given = [word for name, value in (variables or {}).items() for word in ("--env", f"{name}={value}")]
         container = self.container()
         if container and self._is_current(container):
-            return self._run_in(container, arguments, has_terminal=has_terminal)
+            return self._run_in(container, arguments, given, has_terminal=has_terminal)
         flags = self.terminal_flags if has_terminal else self.piped_flags
         self._make_leases_folder()
-        command, environment = self._once("rocmlab", *arguments, flags=flags)
+        command, environment = self._once("rocmlab", *arguments, flags=[*flags, *given])
         return process.attach(command, env=environment, cwd=self.settings.project)
 
-    def _run_in(self, container: str, arguments: Sequence[str], *, has_terminal: bool) -> int:
+    def _run_in(self, container: str, arguments: Sequence[str], given: Sequence[str], *, has_terminal: bool) -> int:
         """Run in a running container; without a terminal `exec` passes no signals on, so we do."""
         if has_terminal:
-            command = [self.program, "exec", "--interactive", "--tty", container, "start.sh", "rocmlab", *arguments]
+            exec_ = [self.program, "exec", "--interactive", "--tty", *given]
+            command = [*exec_, container, "start.sh", "rocmlab", *arguments]
             return process.attach(command, env=self.environment)
         record = f"/tmp/rocmlab-run-{secrets.token_hex(8)}"
         program = 'echo $$ >"$0" && exec rocmlab "$@"'
-        command = [self.program, "exec", container, "start.sh", "bash", "-c", program, record, *arguments]
+        exec_ = [self.program, "exec", *given]
+        command = [*exec_, container, "start.sh", "bash", "-c", program, record, *arguments]
 
         def terminate() -> None:
             self.engine("exec", container, "bash", "-c", 'kill -TERM "$(cat "$0")"', record)

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from rocmlab.base import identity
@@ -58,7 +57,8 @@ class Daemon:
         import subprocess
 
         log.unlink(missing_ok=True)
-        with open(log, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
+        # Appending: who empties it while this runs leaves no hole of the size that it had.
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600), "wb") as file:
             self.child = child = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -174,8 +174,8 @@ class Lab(ABC):
         """Return the record of the lab's Ray node; None where there is none."""
 
     @abstractmethod
-    def run(self, arguments: Sequence[str]) -> int:
-        """Run `rocmlab <arguments>` inside the lab and return its exit code."""
+    def run(self, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> int:
+        """Run `rocmlab <arguments>` inside the lab, with variables of its own, and return its exit code."""
 
     @abstractmethod
     def logs(self, follow: bool) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from rocmlab.base import notify
 from rocmlab.base.live import FILE, read
+from rocmlab.base.live import GIVEN as GIVEN
 from rocmlab.base.live import INSIDE as INSIDE
 from rocmlab.base.live import NAMES as NAMES
 from rocmlab.base.live import VARIABLE as VARIABLE
@@ -29,6 +31,15 @@ def ensure_folder(settings: Settings) -> Path:
     if folder.stat().st_uid == os.getuid():
         folder.chmod(0o755)
     return folder
+
+
+def given(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable for a single run that has these settings of its command's environment, nothing without any.
+
+    The lab's own stay as they are: the file is that of its server, and of runs under way.
+    """
+    found = {name: environment[name] for name in NAMES if environment.get(name)}
+    return {GIVEN: json.dumps(found)} if found else {}
 
 
 def write(settings: Settings) -> list[str]:

@@ -164,6 +164,8 @@ class NativeLab(Lab):
             hosts.BASE_URL: self.base_url,
             **self._bound(),
             live.VARIABLE: str(live.path_of(self.settings)),
+            "ROCMLAB_LOG": str(self.log.resolve()),
+            "LOG_MAX_SIZE": self.settings.get("LOG_MAX_SIZE"),
             "KERAS_HOME": str(self.share_folder / "cache/keras"),
             "HF_HOME": str(self.share_folder / "cache/huggingface"),
         }
@@ -331,10 +333,12 @@ class NativeLab(Lab):
         removed = f"removed {self.venv.folder}" if is_ours else "no environment made by rocmlab found"
         say(f"{removed}; kept the share {self.share_folder}")
 
-    def run(self, arguments: Sequence[str]) -> int:
+    def run(self, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> int:
         """Run `rocmlab <arguments>` with the lab's interpreter and environment."""
         command = [str(self.venv.interpreter), "-P", "-m", "rocmlab", *arguments]
-        return process.attach(command, env=self.server_environment(), cwd=self.settings.project)
+        return process.attach(
+            command, env={**self.server_environment(), **(variables or {})}, cwd=self.settings.project
+        )
 
     def logs(self, follow: bool) -> int:
         """Print the server's log."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import files
+from rocmlab.base import files, hosts
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
 from rocmlab.stack import choice as choosing
@@ -104,7 +104,8 @@ def notes(project: Project) -> list[str]:
         )
     if problem := project.lab.disk_problem():
         lines.append(f"WARNING: {problem}")
-    return lines
+    own = tls.own_problems(project.settings, project.values.get(hosts.BOUND, ""))
+    return lines + [f"WARNING: {each}" for each in own]
 
 
 def _choose(settings: Settings, root: Path, runtime: str, before: str) -> tuple[Choice, Engine, Podman]:

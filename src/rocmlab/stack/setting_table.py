@@ -214,8 +214,8 @@ SETTINGS = (
     Setting(
         "LOG_MAX_SIZE",
         "10m",
-        "the size at which the container's log begins a new file; three are kept",
-        details="The log is that of `make logs`. Podman keeps one file.",
+        "the size at which the lab's log begins a new file; a container's engine keeps three, the native lab two",
+        details="The log is that of `make logs`. Podman keeps one file. The native lab reads it when it starts.",
     ),
     Setting(
         "CULL_IDLE_GPU_KERNELS_SECONDS",

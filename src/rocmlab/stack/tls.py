@@ -21,11 +21,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rocmlab.base import addresses, hosts
-from rocmlab.base.errors import RocmlabError
+from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.stack import envfile, process
 from rocmlab.stack.settings import Settings, port_of
 
 VALID_DAYS, RENEW_DAYS = 800, 60  # Apple's browsers reject more than 825
+MIN_DAYS = 14  # fewer are worth a warning
 ANSWER_SECONDS = 10.0
 CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.S)
 REQUEST = """\
@@ -131,6 +132,12 @@ def prepare(settings: Settings, derived: Mapping[str, str], *, is_rootless: bool
         os.chown(path, int(uid), -1)
 
 
+def clean(settings: Settings) -> list[Path]:
+    """Remove the copy of key and certificate that the lab serves; return the files of those that were made, kept."""
+    path_of(settings).unlink(missing_ok=True)
+    return sorted(settings.state.glob("certificate-*.pem"))
+
+
 def _own(settings: Settings) -> str:
     """Return key and certificates of TLS_KEY and TLS_CERT, empty where neither is set."""
     given = {name: settings.get(name) for name in ("TLS_KEY", "TLS_CERT")}
@@ -191,6 +198,50 @@ def remaining_days(path: Path) -> float | None:
         return None if code else (ssl.cert_time_to_seconds(text.strip().partition("=")[2]) - time.time()) / 86400
     except ValueError:
         return None
+
+
+def expiry_problem(path: Path) -> Problem | None:
+    """Return what is wrong where a certificate has expired or soon will; None also where it is not known."""
+    days = remaining_days(path)
+    if days is None or days >= MIN_DAYS:
+        return None
+    what = "the lab's certificate has expired" if days < 0 else f"the lab's certificate ends in {days:.0f} days"
+    return Problem(what, "browsers reject it after that", "renew TLS_CERT if it is yours; then: make up")
+
+
+def names_of(path: Path) -> list[str]:
+    """Return the names and addresses that a certificate is for; empty where it is not known."""
+    code, text = process.capture(["openssl", "x509", "-noout", "-ext", "subjectAltName", "-in", str(path)])
+    return [] if code else re.findall(r"(?:DNS|IP Address):([^\s,]+)", text)
+
+
+def own_problems(settings: Settings, bound: str) -> list[Problem]:
+    """Return what is wrong with a user's own certificate: it expires, or is for no name that the lab answers under.
+
+    Args:
+        settings: of the lab.
+        bound: the address and the names of this host at which the lab is reached, with commas; empty without BIND.
+    """
+    if not bound or not settings.get("TLS_CERT"):
+        return []
+    path = settings.path(settings.get("TLS_CERT"))
+    found = [problem] if (problem := expiry_problem(path)) else []
+    names = names_of(path)
+    answered = [*bound.split(","), *hosts.parse(settings.get(hosts.SETTING)), *_reached_at(bound.split(",")[0])]
+    if names and not any(_covers(name, each) for name in names for each in answered):
+        why = f"the lab answers under {', '.join(dict.fromkeys(answered))}: browsers reject one, or the lab the other"
+        fix = f"make up {hosts.SETTING}={','.join(name.replace('*', 'lab', 1) for name in names)}"
+        found.append(Problem(f"TLS_CERT is for {', '.join(names)}", why, fix))
+    return found
+
+
+def _covers(name: str, host_name: str) -> bool:
+    """Return whether a name of a certificate, which may begin with `*.`, is for this host."""
+    name, host_name = name.lower(), host_name.lower()
+    if addresses.is_address(host_name):
+        return addresses.is_address(name) and ipaddress.ip_address(name) == ipaddress.ip_address(host_name)
+    is_wild = name.startswith("*.") and host_name.partition(".")[2] == name[2:]
+    return name == host_name or is_wild
 
 
 def fingerprint(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import hosts
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.devices import Device
 from rocmlab.doctor.checks.masks import read_kernelspecs
@@ -15,7 +16,6 @@ from rocmlab.packages import declared, inventory, overlays, system
 from rocmlab.stack import tls
 
 NO_LAB = "no lab runs"
-MIN_DAYS = 14
 
 
 @check(
@@ -76,10 +76,11 @@ def network(s: Situation) -> Verdict:
     key = settings.path(settings.get("TLS_KEY")) if settings.get("TLS_KEY") else tls.path_of(settings)
     if key.exists() and (mode := key.stat().st_mode & 0o077):
         return warns(f"other users may read the key {key}", f"its mode is {mode | 0o600:o}", f"chmod 600 {key}")
+    if problem := tls.expiry_problem(tls.path_of(settings)):
+        return Verdict(WARNS, (), problem)
+    for problem in tls.own_problems(settings, s.project.values.get(hosts.BOUND, "")):
+        return Verdict(WARNS, (), problem)
     days = tls.remaining_days(tls.path_of(settings))
-    if days is not None and days < MIN_DAYS:
-        what = "the lab's certificate has expired" if days < 0 else f"the lab's certificate ends in {days:.0f} days"
-        return warns(what, "browsers reject it after that", "renew TLS_CERT if it is yours; then: make up")
     return ok(f"{settings.get('BIND')}" + ("" if days is None else f", the certificate is valid for {days:.0f} days"))
 
 

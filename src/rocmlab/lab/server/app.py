@@ -15,6 +15,7 @@ from rocmlab.base import hosts, live
 from rocmlab.lab.recorder.recorder import OutputsHandler, Recorder
 from rocmlab.lab.server import guard, handlers, tls
 from rocmlab.lab.server.idle import CULLING
+from rocmlab.lab.server.logfile import LogFile
 from rocmlab.lab.server.login import Login
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class PanelApp(ExtensionApp):
     _watch: PeriodicCallback | None = None
     _culling: Culling | None = None
     _tls: tls.Listener | None = None
+    _log_file: LogFile | None = None
     _recorder: Recorder | None = None
     _login: Login | None = None
     _applied_recording = "off"
@@ -57,6 +59,7 @@ class PanelApp(ExtensionApp):
         guard.install(server)
         self.handlers.extend(handlers.routes(self.panel, guard.take_secrets(server)))
         self._tls = tls.of(server)
+        self._log_file = LogFile.of()
         self._recorder = Recorder(server)
         self._recorder.install()
         self.handlers.append((r"/rocmlab/api/outputs/([\w-]+)", OutputsHandler, {"recorder": self._recorder}))
@@ -74,6 +77,8 @@ class PanelApp(ExtensionApp):
             self._login.follow()
         if self._tls is not None:
             self._tls.follow()
+        if self._log_file is not None:
+            self._log_file.follow()
         found = live.values()
         if (recording := found.get(RECORDING) or "off") != self._applied_recording:
             self._applied_recording = recording

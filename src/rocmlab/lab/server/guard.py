@@ -22,7 +22,7 @@ from tornado import httputil, web
 from rocmlab.base import confidential, extras, hosts
 from rocmlab.base.errors import RocmlabError
 from rocmlab.lab.server import proxied
-from rocmlab.lab.server.tls import secure_cookies
+from rocmlab.lab.server.tls import is_strange, secure_cookies, welcome
 
 log = logging.getLogger("rocmlab")
 
@@ -123,17 +123,27 @@ def is_too_large(server: Any, request: httputil.HTTPServerRequest) -> bool:  # n
 
     A login of another kind than by token or password is asked later, by Jupyter.
     """
-    headers, provider = request.headers, server.identity_provider
+    headers = request.headers
     is_small = "Transfer-Encoding" not in headers and SMALL.fullmatch(headers.get("Content-Length", "0"))
-    if is_small or type(provider) is not PasswordIdentityProvider or not provider.auth_enabled:
-        return False
+    return not is_small and is_jupyters(server) and not is_logged_in(server, request)
+
+
+def is_jupyters(server: Any) -> bool:  # noqa: ANN401  a ServerApp
+    """Return whether Jupyter's own login protects this server, by token or password."""
+    provider = server.identity_provider
+    return type(provider) is PasswordIdentityProvider and bool(provider.auth_enabled)
+
+
+def is_logged_in(server: Any, request: httputil.HTTPServerRequest) -> bool:  # noqa: ANN401  a ServerApp
+    """Return whether a request has the token, or the cookie of a login, as Jupyter will find."""
+    provider = server.identity_provider
     handler = JupyterHandler(server.web_app, request)
     try:
         given = (provider.get_token(handler) or "").encode("utf-8", "replace")
     except web.HTTPError:  # of an address that is not UTF-8
-        return True
+        return False
     has_token = bool(provider.token) and hmac.compare_digest(given, provider.token.encode())
-    return not has_token and provider.get_user_cookie(handler) is None
+    return has_token or provider.get_user_cookie(handler) is not None
 
 
 class Guard:
@@ -176,6 +186,8 @@ def install(server: Any, environment: Mapping[str, str] = os.environ) -> None:  
         if request.protocol == "https":
             secure_cookies(request)
         if guard.accepts(request):
+            if is_strange(request) and (not is_jupyters(server) or is_logged_in(server, request)):
+                welcome(request)
             if is_too_large(server, request):
                 return application.get_handler_delegate(request, RejectedHandler, {"why": LARGE})
             return find(request, **kwargs)

@@ -1,12 +1,15 @@
 """The second listener (BIND): the same application for other machines, over TLS; the loopback's stays plain HTTP.
 
 Own code decides only what a connection is: whoever speaks plain HTTP here is told so, and one that says nothing, or
-does not finish the handshake, is closed. The rest is tornado's server.
+does not finish the handshake, is closed. Until a request of a connection has shown the token or a login's cookie, it
+is a stranger's: there is room for a few of each address, and the oldest makes room for the next one. The rest is
+tornado's server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import socket
@@ -28,7 +31,8 @@ PORT_INSIDE = 8443
 HANDSHAKE_SECONDS = 10.0
 IDLE_SECONDS = 60.0  # between two requests, and for the headers of one
 BODY_SECONDS = 3600.0  # of a large notebook by a slow line
-MAX_HANDSHAKES = 256  # at one time; more are closed
+MAX_OF_ADDRESS = 32  # a stranger's connections from one address; a browser opens six before its login
+MAX_STRANGERS = 256  # of all addresses
 MAX_CONNECTIONS = 512  # without descriptors the lab would not answer on the loopback either
 TLS_HANDSHAKE = b"\x16"  # the first byte of every connection that speaks TLS
 PLAIN = "This port speaks HTTPS only: write https:// in front of the address.\n"
@@ -44,6 +48,30 @@ def of(server: Any, environment: Mapping[str, str] = os.environ) -> Listener | N
     if is_container and environment.get("CLUSTER_NETWORK") != "host":
         address, port = "0.0.0.0", PORT_INSIDE  # the engine publishes it at BIND
     return Listener(server, address, port, Path(environment.get(hosts.TLS_FOLDER) or INSIDE) / hosts.TLS_FILE)
+
+
+class Visitor:
+    """A connection on which no one has logged in yet."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source  # the address that it is counted for
+        self.end: Callable[[], object] = lambda: None  # closes it
+        self.is_gone: Callable[[], bool] = lambda: False
+
+
+_visitors: weakref.WeakKeyDictionary[iostream.IOStream, Callable[[], None]] = weakref.WeakKeyDictionary()
+
+
+def welcome(request: httputil.HTTPServerRequest) -> None:
+    """Count the connection of this request as that of a user: it is not closed in favour of others."""
+    stream = getattr(request.connection, "stream", None)
+    if stream is not None and (known := _visitors.pop(stream, None)):
+        known()
+
+
+def is_strange(request: httputil.HTTPServerRequest) -> bool:
+    """Return whether no one has logged in on the connection of this request, as far as it is one of a listener."""
+    return getattr(request.connection, "stream", None) in _visitors
 
 
 class Listener:
@@ -71,7 +99,8 @@ class Listener:
         self._loaded: tuple[float, int] | None = None
         self._close: list[Callable[[], None]] = []
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._streams: weakref.WeakSet[iostream.SSLIOStream] = weakref.WeakSet()
+        self._strangers: dict[Visitor, None] = {}  # the oldest first
+        self._streams: weakref.WeakSet[iostream.SSLIOStream] = weakref.WeakSet()  # of users
         self._reported = ""
 
     def follow(self) -> None:
@@ -95,24 +124,56 @@ class Listener:
             self._close += [netutil.add_accept_handler(each, self._accept), each.close]
 
     def _accept(self, connection: socket.socket, address: Any) -> None:  # noqa: ANN401  as the family has it
-        is_full = sum(not each.closed() for each in self._streams) >= MAX_CONNECTIONS
-        if is_full or len(self._handshakes) >= MAX_HANDSHAKES:
+        source = source_of(address[0])
+        self._make_room(source)
+        if len(self._strangers) + sum(not each.closed() for each in self._streams) >= MAX_CONNECTIONS:
             connection.close()
             return
-        task = asyncio.ensure_future(self._begin(connection, address))
+        visitor = Visitor(source)
+        self._strangers[visitor] = None
+        task = asyncio.ensure_future(self._begin(connection, address, visitor))
+        visitor.end = task.cancel
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
-    async def _begin(self, connection: socket.socket, address: Any) -> None:  # noqa: ANN401
+    def _make_room(self, source: str) -> None:
+        """Close the oldest of too many connections on which no one has logged in."""
+        self._strangers = {each: None for each in self._strangers if not each.is_gone()}
+        alike = [each for each in self._strangers if each.source == source]
+        if len(alike) < MAX_OF_ADDRESS:
+            users = sum(not each.closed() for each in self._streams)
+            is_full = len(self._strangers) >= min(MAX_STRANGERS, MAX_CONNECTIONS - users)
+            alike = list(self._strangers) if is_full else []
+        if alike:
+            self._strangers.pop(alike[0])
+            alike[0].end()
+
+    async def _begin(self, connection: socket.socket, address: Any, visitor: Visitor) -> None:  # noqa: ANN401
         """Find out what is spoken, and hand the connection on once it is encrypted."""
+        stream = None
         try:
             stream = await asyncio.wait_for(self._encrypted(connection), self._seconds)
         except (OSError, asyncio.TimeoutError, iostream.StreamClosedError):
             connection.close()
-            return
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        finally:
+            if stream is None:
+                self._strangers.pop(visitor, None)
         if stream is not None:
-            self._streams.add(stream)
+            self._admit(stream, visitor)
             self._server.handle_stream(stream, address)
+
+    def _admit(self, stream: iostream.SSLIOStream, visitor: Visitor) -> None:
+        """Keep an encrypted connection as a stranger's, until `welcome`."""
+
+        def become_a_user() -> None:
+            self._strangers.pop(visitor, None)
+            self._streams.add(stream)
+
+        visitor.end, visitor.is_gone = stream.close, stream.closed
+        _visitors[stream] = become_a_user
 
     async def _encrypted(self, connection: socket.socket) -> iostream.SSLIOStream | None:
         connection.setblocking(False)
@@ -135,6 +196,14 @@ class Listener:
         for task in list(self._handshakes):
             task.cancel()
         await self._server.close_all_connections()
+
+
+def source_of(address: str) -> str:
+    """Return what a connection counts for: its address, or the IPv6 network of 64 bits that one machine may own."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if found.version == 6 and found.ipv4_mapped is None:
+        return str(ipaddress.ip_network((found, 64), strict=False))
+    return str(getattr(found, "ipv4_mapped", None) or found)
 
 
 async def _peek(connection: socket.socket) -> bytes:
