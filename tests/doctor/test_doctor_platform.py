@@ -195,3 +195,18 @@ def test_a_container_whose_leases_are_its_own(inside: Looker, tmp_path: Path) ->
 
     inside.runtime = "native"
     silent(inside(), "leases.folder")
+
+
+def test_wrong_limits_of_the_host_are_named_by_their_line(look: Looker, tmp_path: Path) -> None:
+    """No kernel would get a GPU; without the file, and with a right one, the check is silent and shows what counts."""
+    assert skipped(look(), "leases.limits") == "this lab leases no GPU"
+    look.values = {"ROCMLAB_LEASES": str(tmp_path / "leases")}
+    assert "no limits" in silent(look(), "leases.limits").evidence[0]
+
+    file = look.root / "etc/rocmlab/limits"
+    file.parent.mkdir(parents=True)
+    file.write_text("# of all users\n\nMAX_GPUS_PER_USER = 2\n")
+    assert "MAX_GPUS_PER_USER=2" in silent(look(), "leases.limits").evidence[0]
+
+    file.write_text("# of all users\n\nMAX_GPUS_PER_USER=all\n")
+    assert fires(look(), "leases.limits", BLOCKS).problem.what.startswith(f"{file}, line 3: 'MAX_GPUS_PER_USER=all'")

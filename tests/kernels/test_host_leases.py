@@ -8,17 +8,18 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import hosts
+import lease_chaos
 import pytest
+from lease_chaos import AGENT, Chaos
 
 from rocmlab.base import lease_folder
 from rocmlab.devices import Device
@@ -82,15 +83,22 @@ class Host:
         self, uid: int, code: str, *arguments: str, within: Sequence[str] = (), **variables: str
     ) -> subprocess.Popen[str]:
         """Start a program of a user, by another program if that is given."""
-        environment = {"SEARCHED": json.dumps(sys.path), "LEASES_DIR": str(self.folder), "AS": str(uid)}
+        command, environment = self.command(uid, code, *arguments, within=within, **variables)
         return subprocess.Popen(
-            [*within, sys.executable, "-c", BEGINNING + code, *arguments],
-            env=environment | variables,
+            command,
+            env=environment,
             cwd=self.lock,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    def command(
+        self, uid: int, code: str, *arguments: str, within: Sequence[str] = (), **variables: str
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return what starts a program of a user, and its environment."""
+        environment = {"SEARCHED": json.dumps(sys.path), "LEASES_DIR": str(self.folder), "AS": str(uid)}
+        return [*within, sys.executable, "-c", BEGINNING + code, *arguments], environment | variables
 
     @contextlib.contextmanager
     def picked(
@@ -337,8 +345,13 @@ def test_a_shared_lock_that_is_kept_blocks_one_gpu_and_is_named(host: Host) -> N
 CONTAINED = ("unshare", "--pid", "--fork", "--mount-proc")  # as a container, which sees its own processes alone
 
 
+def can_contain() -> bool:
+    """Return whether a child here can have process ids of its own."""
+    return subprocess.run([*CONTAINED, "true"], capture_output=True, check=False).returncode == 0
+
+
 @pytest.mark.skipif(
-    subprocess.run([*CONTAINED, "true"], capture_output=True, check=False).returncode != 0,
+    not can_contain(),
     reason="no process ids of their own for a child here: run the tests as root of a machine",
 )
 def test_a_shared_lock_that_is_kept_outside_of_the_container_is_shown(host: Host) -> None:
@@ -474,100 +487,32 @@ def test_simulated_hosts_have_leases_of_their_own(host: Host) -> None:
         lease.release()
 
 
-# A process that leases GPUs and has another one inherit them, as a runner has its kernel.
-PARENT = """
-gpus = [Device(**each) for each in json.loads(sys.argv[1])]
-lease = Leases.of_host().pick(gpus, int(sys.argv[2]), Holder.here("n.ipynb"))
-if lease is None:
-    print("null", flush=True)
-    os._exit(0)
-child = os.fork()
-if child == 0:
-    while True:
-        signal.pause()
-lease.describe(replace(lease.holder, pid=child))
-print(json.dumps([child, *(gpu.index for gpu in lease.devices)]), flush=True)
-signal.pause()
-"""
-KILLS = int(os.environ.get("LEASE_KILLS", "24"))
+KILLS = int(os.environ.get("LEASE_KILLS", "30"))
 SEED = int(os.environ.get("LEASE_SEED", "22"))
 
 
-@dataclass
-class Chaos:
-    """Who has which GPU: what the folder of the leases must say."""
+def test_random_kills_of_three_users_lose_no_lease_waiter_or_place(host: Host) -> None:
+    """Holders, those that inherited a lease, and waiters die at random, one user's in namespaces of their own.
 
-    host: Host
-    chance: random.Random
-    gpus: list[Device] = field(default_factory=lambda: [hosts.device(number) for number in range(4)])
-    live: list[tuple[set[int], set[int], subprocess.Popen[str]]] = field(default_factory=list)  # GPUs, pids, parent
+    A GPU is free when all who had it are dead, none is leased twice, the dead leave the queue, and the others are
+    served in the order in which they came, whatever they wait for.
+    """
+    gpus = [hosts.device(number) for number in range(4)]
+    texts = json.dumps([gpu.as_dict() for gpu in gpus])
+    with contextlib.ExitStack() as stack:
+        agents = []
+        for uid, within in ((ALICE, ()), (BOB, ()), (THIRD, CONTAINED if can_contain() else ())):
+            command, environment = host.command(uid, AGENT, within=within, GPUS_OF_TEST=texts)
+            agents.append(stack.enter_context(lease_chaos.started(command, environment)))
+        chaos = Chaos(host.leases, gpus, agents, random.Random(SEED))
+        chaos.run(KILLS)
 
-    def begin(self) -> None:
-        """Have a user lease one or two GPUs; with too few that are free there is no lease."""
-        uid, count = self.chance.choice((ALICE, BOB)), self.chance.choice((1, 1, 2))
-        texts = json.dumps([gpu.as_dict() for gpu in self.gpus])
-        parent = self.host.start(uid, PARENT, texts, str(count))
-        assert parent.stdout
-        found = json.loads(parent.stdout.readline())
-        if found is None:
-            assert len(self.held()) > len(self.gpus) - count, "GPUs were free, and none was given"
-            parent.communicate()
-            return
-        child, *numbers = found
-        self.live.append((set(numbers), {parent.pid, child}, parent))
-        assert len(self.held()) == sum(len(numbers) for numbers, _, _ in self.live), "leased twice"
-
-    def end(self) -> None:
-        """Kill a process that has a lease."""
-        numbers, pids, parent = self.chance.choice(self.live)
-        victim = self.chance.choice(sorted(pids))
-        os.kill(victim, signal.SIGKILL)
-        pids.discard(victim)
-        if victim == parent.pid:
-            parent.wait()
-        if not pids:
-            self.live.remove((numbers, pids, parent))
-            parent.communicate()
-
-    def held(self) -> set[int]:
-        """Return the GPUs that have a living holder."""
-        return {number for numbers, _, _ in self.live for number in numbers}
-
-    def is_as_expected(self) -> bool:
-        """Return whether exactly these are leased."""
-        return {gpu.index for gpu in self.gpus if not self.host.leases.is_free(gpu)} == self.held()
-
-
-def test_random_kills_of_two_users_leave_no_lease_and_make_none_twice(host: Host) -> None:
-    """Parents and those that inherited the lease are killed at random: a GPU is free when all who had it are dead."""
-    chaos, kills = Chaos(host, random.Random(SEED)), 0
-    try:
-        while kills < KILLS:
-            if not chaos.live or (len(chaos.live) < 4 and chaos.chance.random() < 0.5):
-                chaos.begin()
-            else:
-                chaos.end()
-                kills += 1
-            assert until(chaos.is_as_expected), f"after {kills} kills (LEASE_SEED={SEED})"
-    finally:
-        while chaos.live:
-            chaos.end()
-
-    assert until(chaos.is_as_expected)
-    assert host.leases.held(chaos.gpus) == {}
+    assert chaos.waited > KILLS / 10
+    assert host.leases.held(gpus) == {}
+    assert host.leases.waiting() == []
 
 
 def timed(look: Callable[[], dict[Device, Holder]]) -> tuple[dict[Device, Holder], float]:
     """Return what a look finds, and the seconds that it took."""
     begin = time.perf_counter()
     return look(), time.perf_counter() - begin
-
-
-def until(is_true: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Wait until something is true: the kernel closes the files of a killed process a moment later."""
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True

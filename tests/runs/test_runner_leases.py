@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from placing import take
 from watching import Watcher, eventually, is_alive
 
+from rocmlab.base import host_limits
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import main
 from rocmlab.devices import Device, discover
@@ -520,6 +522,68 @@ def test_a_job_waits_for_a_leased_gpu_and_says_who_has_it(
     assert events[2]["waited_seconds"] > 1
 
 
+NOTES = """
+import os
+from pathlib import Path
+print([path.read_text() for path in Path(os.environ["LEASES_DIR"]).glob("holder-*.json")])
+"""
+
+
+def test_a_job_that_waits_has_a_place_in_the_queue_of_the_host(tmp_path: Path, gpus: list[Device], cpu: Device) -> None:
+    """Who comes later for one GPU does not get the first that becomes free; the lease shows how long it may last."""
+    held = [Leases.of_host().take([gpu], ME) for gpu in gpus]
+    queue: list[leases.Waiter] = []
+    tried: list[object] = []
+
+    def release() -> None:
+        locks = Leases.of_host()
+        queue.extend(locks.waiting())
+        with closing(locks.join(gpus, 1, ME)) as later:
+            held[0].release()
+            tried.append(locks.pick(gpus, 1, ME, later))
+        held[1].release()
+
+    (job,) = notebook_files.jobs([notebook_files.write(tmp_path / "notebooks/n.ipynb", NOTES)])
+    folder = RunFolder.create(tmp_path / "share", "test")
+    with WhenItWaits(release):
+        done = run(
+            [replace(job, gpus=2)],
+            folder=folder,
+            slots=Slots(gpus, cpu),
+            display=Watcher(),
+            expected_seconds={job.name: 41.5},
+        )
+
+    assert done.is_ok, done.results[0].error
+    assert [(waiter.count, len(waiter.locks), waiter.holder.expected_seconds) for waiter in queue] == [(2, 2, 42)]
+    assert queue[0].holder.notebook == job.notebook
+    assert tried == [None]
+    assert '"expected_seconds": 42' in folder.file(job.name, "log").read_text()
+    assert Leases.of_host().waiting() == []
+
+
+def test_a_job_that_can_do_with_fewer_gpus_has_what_the_host_allows_a_user(
+    tmp_path: Path, gpus: list[Device], cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another that needs more than is allowed fails, with the limit and its file."""
+    monkeypatch.setenv("ROCMLAB_ROOT", str(tmp_path))
+    limits = host_limits.path(tmp_path)
+    limits.parent.mkdir(parents=True)
+    limits.write_text("MAX_GPUS_PER_USER=1\n")
+    path = notebook_files.write(tmp_path / "notebooks/n.ipynb", "print(1)")
+    fewer, both = (replace(job, name=name) for job, name in zip(notebook_files.jobs([path] * 2), "ab", strict=True))
+    fewer, both = replace(fewer, gpus=2, min_gpus=1), replace(both, gpus=2)
+
+    folder = RunFolder.create(tmp_path / "share", "test")
+    done = run([fewer, both], folder=folder, slots=Slots(gpus, cpu), display=Watcher())
+
+    results = {result.name: result for result in done.results}
+    assert results["a"].is_ok, results["a"].error
+    assert len(results["a"].devices) == 1
+    assert f"MAX_GPUS_PER_USER=1 in {limits}" in "\n".join(results["a"].warnings)
+    assert "2 GPUs are more than one user of this host may have" in results["b"].error["value"]
+
+
 def test_a_run_can_be_ended_while_it_waits(tmp_path: Path, gpus: list[Device], cpu: Device) -> None:
     """A signal ends the wait; the lease stays with its holder."""
     lease = Leases.of_host().take(gpus, ME)
@@ -737,7 +801,8 @@ def test_the_verb_shows_who_has_what(
     used, unused = discover(host, {})[:2]
     lease = Leases.of_host().take([unused], ME)
 
-    codes = [main(["leases"]), main(["leases", "--json"])]
+    with closing(Leases.of_host().join([unused], 1, replace(ME, notebook="/notebooks/b.ipynb"))):
+        codes = [main(["leases"]), main(["leases", "--json"])]
 
     lease.release()
     text, _, rest = capsys.readouterr().out.partition("{")
@@ -750,3 +815,9 @@ def test_the_verb_shows_who_has_what(
     assert [gpu["pci_address"] for gpu in found["gpus"]] == [used.pci_address, unused.pci_address]
     assert [gpu["lease"] and gpu["lease"]["pid"] for gpu in found["gpus"]] == [None, os.getpid()]
     assert [[each["pid"] for each in gpu["foreign"]] for gpu in found["gpus"]] == [[4711], []]
+    assert f"1. 1 GPU of HIP {unused.index}: /notebooks/b.ipynb (process" in text
+    assert "begins: unknown when" in text
+    assert [(each["notebook"], each["gpus"], each["start_seconds"]) for each in found["waiting"]] == [
+        ("/notebooks/b.ipynb", [unused.pci_address], None)
+    ]
+    assert found["limits"]["MAX_GPUS_PER_USER"] is None

@@ -448,12 +448,14 @@ def test_the_folder_of_the_leases_is_made_before_each_start(tmp_path: Path, monk
     (tmp_path / "notebooks").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     folder = tmp_path / "lock"
-    found = lab(tmp_path, ROCMLAB_LEASES=str(folder), METRICS_TOKEN="m", PORT=str(free_port()))
+    limits = {"ROCMLAB_LIMITS": "/etc"}
+    found = lab(tmp_path, ROCMLAB_LEASES=str(folder), METRICS_TOKEN="m", PORT=str(free_port()), **limits)
 
     with pytest.raises(RocmlabError, match="everything that is mounted is there"):
         found.start(lambda _: None)
 
     assert f"--volume={folder}:/run/lock/rocmlab" in found.options()
+    assert "--volume=/etc:/etc/rocmlab:ro" in found.options()
     assert folder.stat().st_mode & 0o7777 == 0o1777
 
 

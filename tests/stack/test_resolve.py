@@ -230,6 +230,22 @@ class TestLeases:
         assert values(tmp_path, root, simulated)["ROCMLAB_LEASES"] == f"{root}/run/lock/rocmlab"
         assert "ROCMLAB_LEASES" not in values(tmp_path, root, Choice("cpu", "docker", "test"))
 
+    def test_a_container_sees_the_limits_of_its_host(self, tmp_path: Path) -> None:
+        """Where the host has that folder; own Compose files without it are rejected, as the lab would not obey."""
+        root = make_host(tmp_path / "host", Gpu(1, 0x0300, 128))
+        without = values(tmp_path, root)
+        (root / "etc/rocmlab").mkdir(parents=True)
+        found = values(tmp_path, root)
+        settings.save(settings.load(tmp_path, {}), {"COMPOSE_FILE": found["COMPOSE_FILE"]})
+        (tmp_path / ".env").write_text("COMPOSE_FILE=compose.yaml:docker/compose.leases.yaml\n")
+
+        assert "ROCMLAB_LIMITS" not in without
+        assert found["ROCMLAB_LIMITS"] == str(root / "etc/rocmlab")
+        assert found["COMPOSE_FILE"] == "compose.yaml:docker/compose.leases.yaml:docker/compose.limits.yaml"
+        assert "ROCMLAB_LIMITS" not in values(tmp_path, root, Choice("cpu", "docker", "test"))
+        with pytest.raises(RocmlabError, match=r"has no docker/compose\.limits\.yaml"):
+            values(tmp_path, root)
+
     @pytest.mark.parametrize("folder", ["locks", "./locks", "~/locks", "/", "/a:/b"])
     def test_a_folder_that_each_lab_would_read_differently_is_rejected(self, tmp_path: Path, folder: str) -> None:
         """A relative path is another one in each clone."""

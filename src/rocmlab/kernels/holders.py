@@ -14,6 +14,7 @@ import errno
 import fcntl
 import getpass
 import json
+import math
 import os
 import re
 import secrets
@@ -38,7 +39,7 @@ MAX_BYTES = 65536  # of a note
 MAX_NOTES = 128  # of one user; more are not read: only someone who wants to slow others down makes so many
 MAX_NAME, MAX_PATH = 64, 4096  # characters of a text in it
 MAX_SHOWN = 200  # of a path in a line
-NUMBERS = ("pid", "namespace", "uid")
+NUMBERS = ("pid", "namespace", "uid", "expected_seconds")
 ATTEMPTS = 20
 PAUSE_SECONDS = 0.005
 REREAD_SECONDS = (0.001, 0.001)  # a note that is being written
@@ -59,9 +60,10 @@ class Holder:
     started: str | None = None  # UTC, ISO 8601
     lab: str | None = None  # its name; None outside a lab
     uid: int | None = None  # of the note's file, so as the file system says it; in a container 65534 may be any other
+    expected_seconds: int | None = None  # how long it holds the lease, by its earlier runs; None for most
 
     @classmethod
-    def here(cls, notebook: str) -> Holder:
+    def here(cls, notebook: str, expected_seconds: float | None = None) -> Holder:
         """Return a holder for a notebook of this process and this moment."""
         return cls(
             owner=os.environ.get(USER) or _user(),
@@ -72,6 +74,7 @@ class Holder:
             started=datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
             lab=os.environ.get(LAB) or None,
             uid=os.getuid(),
+            expected_seconds=None if expected_seconds is None else math.ceil(expected_seconds),
         )
 
     @classmethod
@@ -128,13 +131,13 @@ def note(folder: Path) -> int:
     Raises:
         OSError: it cannot be made.
     """
-    _remove_stale(folder)
+    remove_stale(paths_named(folder, NAME))
     for _ in range(ATTEMPTS):
         path = folder / f"holder-{secrets.token_hex(8)}.json"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             os.fchmod(descriptor, 0o644)  # whatever the umask: other users are to see who has the GPU
-            if _lock(descriptor) and is_current(descriptor, path):
+            if lock(descriptor) and is_current(descriptor, path):
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -152,21 +155,30 @@ def write(descriptor: int, holder: Holder, names: Sequence[str]) -> None:
     Raises:
         OSError: the disk is full, for example.
     """
-    content = (json.dumps({**asdict(holder), "locks": list(names)}) + "\n").encode()
-    content = content.ljust(os.fstat(descriptor).st_size)  # one write, which no reader finds half done
-    if os.pwrite(descriptor, content, 0) < len(content):
+    replace_content(descriptor, {**asdict(holder), "locks": list(names)})
+
+
+def replace_content(descriptor: int, content: Mapping[str, Any]) -> None:
+    """Write JSON in place; raise OSError if the disk is full, for example."""
+    text = (json.dumps(content) + "\n").encode()
+    text = text.ljust(os.fstat(descriptor).st_size)  # one write, which no reader finds half done
+    if os.pwrite(descriptor, text, 0) < len(text):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _remove_stale(folder: Path) -> None:
-    for path in _paths(folder):
+def remove_stale(paths: Sequence[Path]) -> list[Path]:
+    """Remove this user's files that no process keeps locked, and return them."""
+    removed = []
+    for path in paths:
         with contextlib.suppress(OSError):
             descriptor = opened(path, os.O_RDWR)  # those of other users cannot be written
             try:
-                if os.fstat(descriptor).st_uid == os.getuid() and _lock(descriptor):
+                if os.fstat(descriptor).st_uid == os.getuid() and lock(descriptor):
                     path.unlink()
+                    removed.append(path)
             finally:
                 os.close(descriptor)
+    return removed
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -181,7 +193,7 @@ def read(folder: Path, besides: int | None = None) -> dict[str, list[Holder]]:
     """
     own = None if besides is None else os.fstat(besides)
     found: dict[str, list[Holder]] = {}
-    paths = _paths(folder)
+    paths = paths_named(folder, NAME)
     for pause in (0, *REREAD_SECONDS):
         time.sleep(pause if paths else 0)
         paths = [path for path in paths if not _add(path, own, found)]
@@ -196,7 +208,7 @@ def _add(path: Path, own: os.stat_result | None, found: dict[str, list[Holder]])
         return True
     try:
         status = os.fstat(descriptor)
-        if (own and os.path.samestat(own, status)) or not _is_locked(descriptor):
+        if (own and os.path.samestat(own, status)) or not is_locked(descriptor):
             return True
         content = json.loads(os.pread(descriptor, MAX_BYTES, 0))
     except (ValueError, RecursionError):
@@ -218,8 +230,8 @@ def one_of(claims: Sequence[Holder], lock: Path) -> Holder:
     return claims[0] if claims else next(iter(processes([lock])[lock]), Holder())
 
 
-def _lock(descriptor: int) -> bool:
-    """Lock a whole note; return False if another process has locked it."""
+def lock(descriptor: int) -> bool:
+    """Lock a whole file for writing; return False if another process has locked it."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     except (BlockingIOError, PermissionError):
@@ -227,19 +239,19 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def _is_locked(descriptor: int) -> bool:
-    """Return whether a note is locked for writing; looking takes no lock, so it disturbs no one."""
+def is_locked(descriptor: int) -> bool:
+    """Return whether a file is locked for writing; looking takes no lock, so it disturbs no one."""
     found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
     kind: int = LOCK.unpack(found)[0]
     return kind == fcntl.F_WRLCK
 
 
-def _paths(folder: Path) -> list[Path]:
-    """Return the notes, each file under one of its names, and at most `MAX_NOTES` of each user."""
+def paths_named(folder: Path, name: re.Pattern[str]) -> list[Path]:
+    """Return the files of such a name, each under one of its names, and at most `MAX_NOTES` of each user."""
     found: dict[int, Path] = {}
     counts: Counter[int] = Counter()
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in (each for each in entries if NAME.fullmatch(each.name) and each.inode() not in found):
+        for entry in (each for each in entries if name.fullmatch(each.name) and each.inode() not in found):
             with contextlib.suppress(FileNotFoundError):
                 uid = entry.stat(follow_symlinks=False).st_uid
                 counts[uid] += 1

@@ -14,6 +14,9 @@ belong to its process group and end with it. `rocmlab.kernels.forkserver.inherit
 All users and labs of a host use the same folder (`rocmlab.base.lease_folder`), in which no one can remove or change the
 files of another. A lock is an empty file that everyone may open; a note names the holder (`rocmlab.kernels.holders`),
 and is held together with the locks. A note also keeps its GPUs from others where the file of the lock was removed.
+
+Who finds no free GPU may wait with a ticket (`rocmlab.kernels.tickets`); `pick` gives no one what is kept for a waiter
+that came earlier.
 """
 
 from __future__ import annotations
@@ -36,12 +39,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import lease_folder
+from rocmlab.base import host_limits, lease_folder
 from rocmlab.base.errors import Problem, RocmlabError
+from rocmlab.base.host_limits import HostLimits
 from rocmlab.devices import Device, system_root
-from rocmlab.kernels import holders
+from rocmlab.kernels import holders, tickets
 from rocmlab.kernels.holders import Holder as Holder
 from rocmlab.kernels.holders import flock as flock
+from rocmlab.kernels.tickets import Ticket as Ticket
+from rocmlab.kernels.tickets import Waiter as Waiter
 
 log = logging.getLogger("rocmlab")
 
@@ -98,25 +104,34 @@ class Lease:
 class Leases:
     """The leases of one host. The same folder may be used by many processes, users and containers at once."""
 
-    def __init__(self, folder: Path, try_lock: Callable[[int, int], bool] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        try_lock: Callable[[int, int], bool] | None = None,
+        limits: Callable[[], HostLimits] = HostLimits,
+    ) -> None:
         """Use a folder, which is made when the first lease is taken.
 
         Args:
             folder: of the locks.
             try_lock: takes a lock on a descriptor (`LOCK_EX` or `LOCK_SH`), or returns False where another has it.
+            limits: returns what the host allows its users; without, everything.
         """
         self.folder = folder
         self._try_lock = try_lock or flock
+        self.limits = limits
 
     @classmethod
     def of_host(cls, environment: Mapping[str, str] | None = None, root: Path | None = None) -> Leases:
         """Return the leases of this host, or of the simulated one that the environment names."""
         given = os.environ if environment is None else environment
-        return cls(lease_folder.path(given, root or system_root()))
+        where = root or system_root()
+        return cls(lease_folder.path(given, where), limits=functools.partial(host_limits.read, where))
 
     def check(self, devices: Sequence[Device] = ()) -> None:
-        """Make the folder, and raise RocmlabError unless this user can lease at least one of these devices in it."""
+        """Make the folder; raise RocmlabError unless this user can lease one of these devices, or for wrong limits."""
         lease_folder.ensure(self.folder)
+        self.limits()
         unusable = self.unusable(devices)
         if devices and len(unusable) == len(devices):
             raise unusable[devices[0]]
@@ -153,10 +168,37 @@ class Leases:
             raise
         lease = Lease(tuple(devices), holder, tuple(descriptors), tuple(names))
         lease.describe(holder)
-        if claimed := self._claimed(lease):
+        try:
+            lost = self._claimed(lease) or self._beyond_limit(lease)
+        except BaseException:
             lease.release()
-            return claimed
+            raise
+        if lost:
+            lease.release()
+            return lost
         return lease
+
+    def _beyond_limit(self, lease: Lease) -> str | None:
+        """Return a lock of a new lease with which its user would have more GPUs than the host allows, else None.
+
+        As each writes its note before it counts, two of one user's processes cannot both miss the other's.
+        """
+        allowed = self.limits().gpus_per_user
+        is_beyond = allowed is not None and lease.names and self._count_of_user() > allowed
+        return lease.names[0] if is_beyond else None
+
+    def _count_of_user(self) -> int:
+        claims = holders.read(self.folder)
+        return sum(any(holder.uid == os.getuid() for holder in each) for each in claims.values())
+
+    def left(self) -> int | None:
+        """Return how many more GPUs this user may lease now; None: any number.
+
+        Raises:
+            RocmlabError: the file of the host's limits is wrong.
+        """
+        allowed = self.limits().gpus_per_user
+        return None if allowed is None else max(0, allowed - self._count_of_user())
 
     def _claimed(self, lease: Lease) -> str | None:
         """Return a lock of a new lease that another note claims: the file that its holder locked was removed.
@@ -171,13 +213,22 @@ class Leases:
                 return None
         return claimed
 
-    def pick(self, devices: Sequence[Device], count: int, holder: Holder) -> Lease | None:
+    def pick(self, devices: Sequence[Device], count: int, holder: Holder, ticket: Ticket | None = None) -> Lease | None:
         """Lease `count` of these devices, the first that are free; None if too few are. An unusable lock is not free.
 
+        Nor is what is kept for those who wait, or wait longer than the one with this ticket; nor has a user more GPUs
+        than the host allows.
+
         Raises:
-            RocmlabError: as of `take`.
+            RocmlabError: as of `take`; or that number is never allowed, or the file of the host's limits is wrong.
         """
+        self.check_allowed(count)
+        left = self.left()
+        if left is not None and left < count:
+            return None
         unusable = self.unusable(devices)
+        kept = self.kept(ticket)
+        devices = [device for device in devices if key(device) not in kept]
         failures: Counter[str] = Counter()  # one may look free and not be: others only look, or keep a shared lock
         is_second_look = False  # for a moment others may lock what is free, to see whether it is
         for _ in range(ATTEMPTS + len(devices)):
@@ -194,6 +245,52 @@ class Leases:
                 return found
             failures[found] += 1
         return None
+
+    def join(self, devices: Sequence[Device], count: int, holder: Holder) -> Ticket:
+        """Return a ticket for `count` of these devices: the last place of the queue, until it is closed.
+
+        Raises:
+            RocmlabError: it cannot be made; the error names the fix.
+        """
+        self.check()
+        with self._explained(self.folder):
+            return Ticket(self.folder, holder, [key(device) for device in devices], count)
+
+    def check_allowed(self, count: int) -> None:
+        """Raise RocmlabError if this host allows no user that number of GPUs."""
+        limits = self.limits()
+        if limits.gpus_per_user is not None and count > limits.gpus_per_user:
+            raise RocmlabError(
+                f"{count} GPUs are more than one user of this host may have",
+                limits.where(f"{host_limits.MAX_GPUS}={limits.gpus_per_user}"),
+                f"request {limits.gpus_per_user} or fewer; or ask the administrator of this host",
+            )
+
+    def why_not_more(self, count: int) -> str | None:
+        """Return why this user may not lease that number of GPUs now, which the host allows; None if it may."""
+        limits, left = self.limits(), self.left()
+        if left is None or left >= count:
+            return None
+        setting = limits.where(f"{host_limits.MAX_GPUS}={limits.gpus_per_user}")
+        return f"this user may lease {left} more GPUs now: {setting}"
+
+    def renew(self, ticket: Ticket, devices: Sequence[Device], count: int) -> None:
+        """Show that who has a ticket still waits, and for what.
+
+        Raises:
+            RocmlabError: it cannot be written.
+        """
+        left = self.left()
+        with self._explained(self.folder):
+            ticket.renew(list(map(key, devices)), count, is_at_limit=left is not None and left < count)
+
+    def waiting(self) -> list[Waiter]:
+        """Return who waits for GPUs of this host, in the order in which they are served."""
+        return tickets.waiting(self.folder)
+
+    def kept(self, ticket: Ticket | None = None) -> dict[str, Waiter]:
+        """Return by its lock (see `key`) which free GPU is kept for whom: those before a ticket, or all who wait."""
+        return tickets.kept_for(self.waiting(), self._is_name_free, ticket)
 
     def unusable(self, devices: Sequence[Device]) -> dict[Device, UnusableLock]:
         """Return which of these devices no one knows to be free, because something else is in the place of their lock.
@@ -221,6 +318,12 @@ class Leases:
             RocmlabError: the lock cannot be looked at.
         """
         return self._can_lock(self._path(key(device)), fcntl.LOCK_SH)  # two that look do not disturb each other
+
+    def _is_name_free(self, name: str) -> bool:
+        try:
+            return self._can_lock(self._path(name), fcntl.LOCK_SH)
+        except UnusableLock:
+            return False
 
     def holder(self, device: Device) -> Holder | None:
         """Return who leases a device, or keeps a shared lock so that no one can; None if it is free.

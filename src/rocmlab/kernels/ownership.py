@@ -16,7 +16,7 @@ from rocmlab.devices import Device, visibility
 from rocmlab.kernels import gpu_processes
 from rocmlab.kernels.gpu_processes import GpuProcess
 from rocmlab.kernels.gpus import Gpus, are_mixed, label, look
-from rocmlab.kernels.leases import Holder, Lease, Leases
+from rocmlab.kernels.leases import Holder, Lease, Leases, Ticket, key
 
 log = logging.getLogger("rocmlab")
 
@@ -141,9 +141,14 @@ def _leased(options: Sequence[Device], count: int, holder: Holder, environment: 
 
 
 def take(
-    leases: Leases, options: Sequence[Device], count: int, holder: Holder, seen: Mapping[Device, Sequence[GpuProcess]]
+    leases: Leases,
+    options: Sequence[Device],
+    count: int,
+    holder: Holder,
+    seen: Mapping[Device, Sequence[GpuProcess]],
+    ticket: Ticket | None = None,
 ) -> Owned | None:
-    """Lease some of these GPUs; None if too few are free.
+    """Lease some of these GPUs; None if too few are free, or others wait for them who came earlier.
 
     Args:
         leases: of the host.
@@ -151,11 +156,12 @@ def take(
         count: how many are needed.
         holder: for whom.
         seen: processes that use them without a lease; these GPUs are taken last.
+        ticket: its place among those who wait; None: behind all of them.
 
     Raises:
         RocmlabError: no lease can be taken here; a GPU is never given without one.
     """
-    lease = leases.pick(_clean_first(options, seen), count, holder)
+    lease = leases.pick(_clean_first(options, seen), count, holder, ticket)
     return Owned(tuple(device for device in options if device in lease.devices), lease) if lease else None
 
 
@@ -184,6 +190,8 @@ def _not_free(leases: Leases, options: Sequence[Device], count: int, title: str)
     else:
         what = f"{count} GPUs are not free together: {free} of {len(options)} are"
     lines = [f"{label(device)}\n  leased to {holder}" for device, holder in held if holder]
+    kept = leases.kept()
+    lines += [f"{label(each)}\n  kept for {kept[key(each)]}, who waits longer" for each in options if key(each) in kept]
     why = "\n".join([f"at {now} UTC, when this kernel was started:", *lines])
     return RocmlabError(what, why, WHAT_TO_DO.format(title=title), exit_code=1)
 

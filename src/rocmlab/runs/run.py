@@ -67,7 +67,7 @@ def run(
     rules = rules or Rules()
     workers = Workers(base, warm=rules.warm, fork_servers=fork_servers)
     meters = meters or Meters()
-    site = site or Here(workers, meters)
+    site = site or Here(workers, meters, expected_seconds)
     limits, before = limits or Limits(), before or Before()
     runner = Runner(jobs, folder, slots, display, limits, workers, meters, rules, before, site)
     folder.lock()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocmlab.base import host_limits
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, cdi, nodes, visibility
 from rocmlab.devices.rocm import Rocm
@@ -16,6 +17,7 @@ from rocmlab.stack.settings import Settings
 
 OVERLAY = ".rocmlab/compose.gpus.yaml"  # of the lab; a single run has one of its own
 LEASES_OVERLAY = "docker/compose.leases.yaml"
+LIMITS_OVERLAY = "docker/compose.limits.yaml"
 TLS_OVERLAY = "docker/compose.tls.yaml"
 CLUSTER_OVERLAY = "docker/compose.cluster.yaml"
 HEAD = "# Written by `make up`: exactly the GPUs that GPUS names.\nservices:\n  lab:\n"
@@ -101,15 +103,15 @@ def given_from(choice: Choice, devices: Sequence[Device], root: Path) -> list[De
     return [device for device in devices if device.backend == choice.backend]
 
 
-def overlays(settings: Settings, choice: Choice) -> list[str]:
-    """Return the Compose files that make up this lab, the base file first."""
+def overlays(settings: Settings, choice: Choice, root: Path = Path("/")) -> list[str]:
+    """Return the Compose files that make up this lab on the host below `root`, the base file first."""
     files = ["compose.yaml"] + ([f"docker/compose.{choice.backend}.yaml"] if choice.backend != "rocm" else [])
     if choice.is_wsl:
         files.append("docker/compose.wsl.yaml")
     if choice.is_simulated:
         files.append("docker/compose.simulated.yaml")
     elif takes_leases(choice):
-        files.append(LEASES_OVERLAY)
+        files += [LEASES_OVERLAY, *([LIMITS_OVERLAY] if limits_folder(choice, root) else [])]
     if settings.is_in_cluster:
         files.append(CLUSTER_OVERLAY)
     if settings.get("BIND"):
@@ -123,6 +125,12 @@ def overlays(settings: Settings, choice: Choice) -> list[str]:
 def takes_leases(choice: Choice) -> bool:
     """Return whether a lab's kernels lease GPUs. On WSL2 and a Mac nothing can reserve one, so nothing is leased."""
     return choice.is_simulated or (choice.backend in ("rocm", "cuda") and not choice.is_wsl)
+
+
+def limits_folder(choice: Choice, root: Path) -> Path | None:
+    """Return the folder of this host's limits for its users, where a container has to mount it; None: nothing to."""
+    folder = host_limits.path(root).parent
+    return folder if takes_leases(choice) and not choice.is_simulated and folder.is_dir() else None
 
 
 def _asks_for_cdi(settings: Settings, choice: Choice) -> bool:

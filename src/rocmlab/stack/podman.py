@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from rocmlab.base import hosts, lease_folder
+from rocmlab.base import host_limits, hosts, lease_folder
 from rocmlab.stack import envfile, live, podman_engine, process, tls, tokens
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.gpus import Passed
@@ -114,6 +114,8 @@ class PodmanLab(ContainerLab):
                 options.append(f"--volume={root}/dev:{SIMULATED_HOST}/dev")
         if folder := variables.get("ROCMLAB_LEASES"):
             options.append(f"--volume={folder}:{SIMULATED_HOST if root else ''}{lease_folder.USUAL}")
+        if folder := variables.get("ROCMLAB_LIMITS"):
+            options.append(f"--volume={folder}:{host_limits.FOLDER}:ro")
         if self.is_bound:
             options.append(f"--volume={tls.path_of(self.settings).parent}:/run/rocmlab/tls:ro")
         if "/dev/dxg" in self.passed.nodes:

@@ -61,7 +61,7 @@ def resolve(
     if choice.is_simulated:
         values["ROCMLAB_ROOT"] = str(root)
     if gpus.takes_leases(choice):
-        values["ROCMLAB_LEASES"] = str(leases_folder(settings, root if choice.is_simulated else Path("/")))
+        values |= _for_leases(settings, choice, root)
     values["ROCMLAB_LAB"] = settings.last("COMPOSE_PROJECT_NAME") or project_name(settings.project)
     values["ROCMLAB_USER"] = _user()
     if choice.runtime in CONTAINERS:
@@ -70,6 +70,13 @@ def resolve(
     # A derived value that a user changed in `.env` stays: an additional overlay in COMPOSE_FILE, for example.
     found = ("SHARE", extras.SETTING)
     return values | {name: value for name, value in settings.chosen.items() if name in values and name not in found}
+
+
+def _for_leases(settings: Settings, choice: Choice, root: Path) -> dict[str, str]:
+    """Return the folders of the host for a lab that leases GPUs."""
+    limits = gpus.limits_folder(choice, root)
+    leases = leases_folder(settings, root if choice.is_simulated else Path("/"))
+    return {"ROCMLAB_LEASES": str(leases), **({"ROCMLAB_LIMITS": str(limits)} if limits else {})}
 
 
 def leases_folder(settings: Settings, root: Path = Path("/")) -> Path:
@@ -85,10 +92,11 @@ def leases_folder(settings: Settings, root: Path = Path("/")) -> Path:
 
 
 def _check_overlays(chosen: str | None, planned: str | None) -> None:
-    """Raise RocmlabError for Compose files of the user's that omit the folder of the leases, or the port for BIND."""
+    """Raise RocmlabError for Compose files of the user's that omit a folder of the host, or the port for BIND."""
     why = {
         gpus.LEASES_OVERLAY: "the lab would not see which GPUs other labs and users of this host lease, and could take "
         "the same ones",
+        gpus.LIMITS_OVERLAY: "the lab would not know the limits that this host's administrator has set for its users",
         gpus.TLS_OVERLAY: "no other machine would reach the lab at BIND",
     }
     for overlay in why:
@@ -137,7 +145,7 @@ def _for_container(
     uid = _owner(settings.path(settings.get("NOTEBOOKS_DIR")))
     render, video = device_groups(root)
     name = settings.last("COMPOSE_PROJECT_NAME") or project_name(settings.project)
-    files = {"COMPOSE_FILE": ":".join(gpus.overlays(settings, choice)), "COMPOSE_PATH_SEPARATOR": ":"}
+    files = {"COMPOSE_FILE": ":".join(gpus.overlays(settings, choice, root)), "COMPOSE_PATH_SEPARATOR": ":"}
     tag = BASE_IMAGES[kind.name if kind.name == image_kind.SLIM else _kind(choice.backend, devices)]
     pulled = pinned(settings.project, tag)
     if choice.runtime == "docker":

@@ -73,6 +73,7 @@ ALL: tuple[Check, ...] = (
     platform.userspace,
     gpus.support,
     platform.leases,
+    platform.limits,
     platform.shm,
     gpus.integrated,
     gpus.apu_memory,

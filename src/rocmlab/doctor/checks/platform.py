@@ -6,7 +6,8 @@ import platform as python_platform
 import re
 from pathlib import Path
 
-from rocmlab.base import lease_folder
+from rocmlab.base import host_limits, lease_folder
+from rocmlab.base.errors import RocmlabError
 from rocmlab.doctor import releases
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, Verdict, blocks, check, note, ok, skip, unknown, warns
 from rocmlab.doctor.situation import CONTAINER_RUNTIMES, Situation
@@ -99,6 +100,29 @@ def leases(s: Situation) -> Verdict:
         why = f"uid {found.st_uid} owns it, and can remove the locks of others"
         return note(f"{why}; to make it root's: {lease_folder.command(folder)}", seen)
     return ok(seen)
+
+
+@check(
+    "leases.limits",
+    "this host's limits for its users can be read",
+    looks_at="each line of `/etc/rocmlab/limits`, where the host has that file",
+    why="With a file that cannot be read, or a line that is not a limit, no kernel or job gets a GPU.",
+    fix="correct the line that the finding names",
+    severity=BLOCKS,
+)
+def limits(s: Situation) -> Verdict:
+    """Read the file as kernels do."""
+    if _leases_folder(s) is None:
+        return skip("this lab leases no GPU")
+    try:
+        found = host_limits.read(s.root)
+    except RocmlabError as err:
+        return blocks(err.problem.what, err.problem.why, err.problem.fix, about=HOST)
+    if not found.path.exists():
+        return ok(f"{found.path} does not exist, so users have no limits")
+    given = found.as_dict()
+    text = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+    return ok(f"{found.path}: {text}")
 
 
 def _leases_folder(s: Situation) -> Path | None:

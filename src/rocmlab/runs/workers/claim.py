@@ -1,4 +1,7 @@
-"""How a job of a run comes to its lease: at once, or when those who have the GPUs give them back."""
+"""How a job of a run comes to its lease: at once, or when those who have the GPUs give them back.
+
+A job whose turn it is in its run waits in the queue of the host (`rocmlab.kernels.tickets`); a run has one place there.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rocmlab.base import formatting
+from rocmlab.base import formatting, host_limits
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
 from rocmlab.kernels import gpu_processes, ownership
-from rocmlab.kernels.leases import Holder, Lease, Leases
+from rocmlab.kernels.leases import Holder, Lease, Leases, Ticket, key
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.scheduling.place import Place
@@ -40,8 +43,11 @@ class Claim:
         folder: RunFolder,
         warnings: list[str],
         see: Callable[[dict[str, Any]], None],
+        expected_seconds: float | None = None,
     ) -> None:
         self.lease: Lease | None = None
+        self._expected_seconds = expected_seconds  # of the job; None if no earlier run shows it
+        self._ticket: Ticket | None = None  # while it waits
         self._job = job
         self._place = place
         self._folder = folder
@@ -53,12 +59,19 @@ class Claim:
         self.why_not: str | None = None  # why it has given up
         self.failure: str | None = None  # why no lease can be taken here, and the fix
         self._is_settled = not place.gpus
+        self._obey_limit()
         self._queried: set[Device] = set()  # whose drivers were asked for their processes
         self._seen = gpu_processes.in_time(self._gpus())  # their answers; none of one that hangs
         self._attempt()
 
     async def settled(self, is_stopped: Callable[[], bool]) -> bool:
         """Wait until the GPUs are leased; False if the job was stopped, gives up (`why_not`), or cannot (`failure`)."""
+        try:
+            return await self._settled(is_stopped)
+        finally:
+            self._leave_queue()
+
+    async def _settled(self, is_stopped: Callable[[], bool]) -> bool:
         begin, pause, has_said = time.monotonic(), FIRST_SECONDS, False
         while not self._is_settled and not self.failure:
             await asyncio.sleep(pause)
@@ -98,9 +111,30 @@ class Claim:
 
     def release(self) -> None:
         """Close this process's copies of the lease's descriptors."""
+        self._leave_queue()
         if self.lease:
             self.lease.release()
             self.lease = None
+
+    def _obey_limit(self) -> None:
+        """Claim no more than the host allows a user, if the job can do with that."""
+        if self._is_settled:
+            return
+        try:
+            limits = self._leases.limits()
+        except RocmlabError as err:
+            self.failure = str(err)
+            return
+        allowed = limits.gpus_per_user
+        if allowed is not None and 0 < self._place.fewest <= allowed < self._count:
+            why = limits.where(f"{host_limits.MAX_GPUS}={allowed}")
+            self._warn(f"it begins with {formatting.plural(allowed, 'GPU')} of {self._count}: {why}")
+            self._count = allowed
+
+    def _leave_queue(self) -> None:
+        if self._ticket:
+            self._ticket.close()
+            self._ticket = None
 
     def _gpus(self) -> Sequence[Device]:
         """Return the GPUs that may be had, or are had, whose drivers are queried for processes next."""
@@ -110,7 +144,9 @@ class Claim:
 
     def _attempt(self) -> None:
         """Lease all that is claimed; after a while fewer, where fewer will do."""
-        options = [] if self._is_settled else [gpu for gpu in self._place.options() if gpu in self._queried]
+        if self._is_settled or self.failure:
+            return
+        options = [gpu for gpu in self._place.options() if gpu in self._queried]
         if not options:
             return
         fewest = self._count
@@ -118,7 +154,7 @@ class Claim:
             fewest = self._place.fewest
         for count in range(self._count, fewest - 1, -1):
             try:
-                owned = ownership.take(self._leases, options, count, Holder.here(self._job.notebook), self._seen)
+                owned = ownership.take(self._leases, options, count, self._holder(), self._seen, self._ticket)
             except RocmlabError as err:
                 self.failure = str(err)
                 return
@@ -131,12 +167,31 @@ class Claim:
             for warning in owned.warnings:
                 self._warn(warning)
             self._is_settled = True
+            self._leave_queue()
             self._place.settle(owned.devices)
             return
+        self._wait_in_queue(options)
+
+    def _holder(self) -> Holder:
+        return Holder.here(self._job.notebook, self._expected_seconds)
+
+    def _wait_in_queue(self, options: Sequence[Device]) -> None:
+        """Take a place among all who wait on this host, or show that it still waits, and for what."""
+        try:
+            if self._ticket is None:
+                self._ticket = self._leases.join(options, self._count, self._holder())
+            self._leases.renew(self._ticket, options, self._count)
+        except RocmlabError as err:
+            self.failure = str(err)
 
     def _holders(self, besides: Sequence[Device] = ()) -> list[str]:
-        held = self._leases.held([gpu for gpu in self._place.options() if gpu not in besides])
-        return [f"{_label(gpu)} is leased to {holder}" for gpu, holder in held.items()]
+        gpus = [gpu for gpu in self._place.options() if gpu not in besides]
+        kept, limit = self._leases.kept(self._ticket), self._leases.why_not_more(self._count)
+        return [
+            *([limit] if limit else []),
+            *(f"{_label(gpu)} is leased to {holder}" for gpu, holder in self._leases.held(gpus).items()),
+            *(f"{_label(gpu)} is kept for {kept[key(gpu)]}, who waits longer" for gpu in gpus if key(gpu) in kept),
+        ]
 
     def _say_who(self) -> None:
         who = self._holders()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from rocmlab.notebook.outcome import Outcome
@@ -57,9 +57,10 @@ class Site(Protocol):
 class Here:
     """This machine as the place where a run's jobs are run."""
 
-    def __init__(self, workers: Workers, meters: Meters) -> None:
+    def __init__(self, workers: Workers, meters: Meters, expected_seconds: Mapping[str, float] | None = None) -> None:
         self.workers = workers
         self.meters = meters
+        self._expected_seconds = expected_seconds or {}  # by the job's name, as far as it is known
         self._folder: RunFolder | None = None
 
     async def open(
@@ -76,7 +77,8 @@ class Here:
     def supervise(self, job: Job, place: Place, limits: Limits, see: Callable[[Event], None]) -> Supervisor:
         """Return what runs a job at a place of this machine."""
         assert self._folder is not None, "it is opened first"
-        return Supervisor(job, place, self._folder, limits, see, self.workers, self.meters)
+        expected = self._expected_seconds.get(job.name)
+        return Supervisor(job, place, self._folder, limits, see, self.workers, self.meters, expected)
 
     async def close(self) -> None:
         """End nothing: the workers are the run's."""

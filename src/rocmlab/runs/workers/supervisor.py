@@ -56,6 +56,7 @@ class Supervisor:
         see: Callable[[Event], None],
         workers: Workers,
         meters: Meters,
+        expected_seconds: float | None = None,
     ) -> None:
         self.job = job
         self.place = place
@@ -75,7 +76,7 @@ class Supervisor:
         self._running_cell: int | None = None
         self._ended: Event | None = None  # the worker's last event
         self._warnings: list[str] = []
-        self._claim = Claim(job, place, folder, self._warnings, see)
+        self._claim = Claim(job, place, folder, self._warnings, see, expected_seconds)
 
     async def run(self) -> Outcome:
         """Wait until the job's GPUs are leased, and run it to its end; afterwards none of its processes is left.

@@ -1,0 +1,101 @@
+"""What the administrator of a host allows each of its users: one file for all labs, `/etc/rocmlab/limits`.
+
+Its lines are `NAME=value`; a line that begins with `#`, and an empty one, mean nothing. No environment variable names
+another file. A simulated host (`ROCMLAB_ROOT`) has its own below its root. Containers see the folder read-only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocmlab.base.errors import RocmlabError
+
+FOLDER = "/etc/rocmlab"
+FILE = "limits"
+MAX_GPUS, MAX_HOLD, NOTICE, GRACE = (
+    "MAX_GPUS_PER_USER",
+    "MAX_HOLD_SECONDS_WHILE_OTHERS_WAIT",
+    "HOLD_NOTICE_SECONDS",
+    "HOLD_GRACE_SECONDS",
+)
+MEANINGS = {  # by name: what it is, and its smallest value
+    MAX_GPUS: ("number of GPUs", 1),
+    MAX_HOLD: ("number of seconds", 60),
+    NOTICE: ("number of seconds", 60),
+    GRACE: ("number of seconds", 0),
+}
+MAX_BYTES = 65536
+
+
+@dataclass(frozen=True)
+class HostLimits:
+    """The limits of one host."""
+
+    gpus_per_user: int | None = None  # that a user's leases may have at a time; None: all
+    hold_seconds: int | None = None  # after which a kernel's lease ends if another user waits for it; None: never
+    notice_seconds: int = 600  # between the warning and the end of an idle kernel
+    grace_seconds: int = 3600  # for which a cell may continue to run after that
+    path: Path = Path(FOLDER, FILE)
+
+    def as_dict(self) -> dict[str, int | None]:
+        """Return the limits by their names in the file; None is no limit."""
+        values = (self.gpus_per_user, self.hold_seconds, self.notice_seconds, self.grace_seconds)
+        return dict(zip(MEANINGS, values, strict=True))
+
+    def where(self, name: str) -> str:
+        """Return which line sets a limit, for messages."""
+        return f"{name} in {self.path}"
+
+
+def path(root: Path = Path("/")) -> Path:
+    """Return the file of this host, or of a simulated one."""
+    return root / FOLDER.lstrip("/") / FILE
+
+
+def read(root: Path = Path("/")) -> HostLimits:
+    """Return the limits of a host; none where it has no such file.
+
+    Raises:
+        RocmlabError: it cannot be read, or a line is wrong; the error names it.
+    """
+    file = path(root)
+    try:
+        with file.open(encoding="utf-8") as opened:
+            lines = opened.read(MAX_BYTES).splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return HostLimits(path=file)
+    except (OSError, UnicodeDecodeError) as err:
+        why = (err.strerror or str(err)) if isinstance(err, OSError) else "it is not UTF-8 text"
+        raise RocmlabError(
+            f"{file}, this host's limits for its users, cannot be read", why, f"on the host: sudo chmod a+r {file}"
+        ) from err
+    values: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if text and not text.startswith("#"):
+            name, value = _parsed(text, f"{file}, line {number}")
+            if name in values:
+                raise _wrong(f"{file}, line {number}", text, f"{name} is set twice")
+            values[name] = value
+    return HostLimits(
+        values.get(MAX_GPUS),
+        values.get(MAX_HOLD),
+        values.get(NOTICE, HostLimits.notice_seconds),
+        values.get(GRACE, HostLimits.grace_seconds),
+        file,
+    )
+
+
+def _parsed(text: str, where: str) -> tuple[str, int]:
+    name, _, value = (part.strip() for part in text.partition("="))
+    if name not in MEANINGS:
+        raise _wrong(where, text, f"it is not one of {', '.join(MEANINGS)}")
+    what, smallest = MEANINGS[name]
+    if not (value.isascii() and value.isdecimal() and smallest <= int(value[:18]) and len(value) < 10):
+        raise _wrong(where, text, f"{name} is a {what}, {smallest} or more")
+    return name, int(value)
+
+
+def _wrong(where: str, text: str, why: str) -> RocmlabError:
+    return RocmlabError(f"{where}: {text[:200]!r} is not a limit", why, "on the host: correct or remove that line")
