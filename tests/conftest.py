@@ -29,6 +29,8 @@ from leftovers import (  # noqa: F401  a fixture and hooks
     pytest_sessionfinish,
 )
 
+from rocmlab.base import extras
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: children would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -166,8 +168,8 @@ def base_image() -> str:
 
 @pytest.fixture(scope="session")
 def native_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
-    """A clean clone that cannot see Docker; its `.venv` is installed from the package index once."""
-    found = clone(tmp_path_factory.mktemp("native") / "rocmlab")
+    """A clean clone that cannot see Docker; its `.venv`, with all extras, is installed from the package index once."""
+    found = clone(tmp_path_factory.mktemp("native") / "rocmlab", EXTRAS=",".join(extras.NAMES))
     found.environment |= UNCOMPILED
     found.environment["PATH"] = without_docker(found.environment["PATH"])
     yield found
@@ -182,6 +184,23 @@ def docker_lab(tmp_path_factory: pytest.TempPathFactory, base_image: str) -> Ite
     yield found
     found.make("clean", "FORCE=1", succeeds=False)
     subprocess.run(["docker", "volume", "rm", "--force", f"{name}_share"], capture_output=True, check=False)
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[object]:
+    """A page of a fresh Chromium, 1280 by 860."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(tmp_path / "profile"),
+            executable_path=engines.chromium(),
+            headless=True,
+            args=engines.CHROMIUM_FLAGS,
+            viewport={"width": 1280, "height": 860},
+        )
+        yield context.new_page()
+        context.close()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from panel_servers import Server, wait
 from tornado.httputil import HTTPHeaders, HTTPServerRequest, RequestStartLine
 
 from rocmlab.lab import extras
-from rocmlab.lab.server import proxied
+from rocmlab.lab.server import extra_routes, proxied
 
 BASE = "/x/y/"
 
@@ -116,6 +116,39 @@ def test_another_site_s_page_cannot_use_it(server: Server, application: int) -> 
         for origin in ("http://evil.example", "http://127.0.0.1:1", "null"):
             assert server.request(name, "POST", {}, Origin=origin)[0] == 403, (name, origin)
     assert server.request(f"proxy/{application}/page.html", Origin=own)[0] == 200
+
+
+def test_what_a_page_of_another_port_embeds_is_not_answered(server: Server, application: int) -> None:
+    """Its image or script would be fetched with the login; a link to an application is one that its user follows."""
+    link = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    names = (f"proxy/{application}/page.html", "server-proxy/servers-info", "git/work/stash", "lsp/status")
+
+    for site in ("cross-site", "same-site"):
+        for name in names:
+            assert server.request(name, Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors")[0] == 403, (name, site)
+            framed = server.request(name, Sec_Fetch_Site=site, Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="iframe")
+            assert framed[0] == 403, (name, site)
+        assert server.request(names[0], Sec_Fetch_Site=site, **link)[0] == 200
+        assert server.request(names[2], Sec_Fetch_Site=site, **link)[0] == 403
+    for name in names[:2]:
+        assert server.request(name, Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="cors")[0] == 200, name
+
+
+@pytest.mark.parametrize("up", ["..", "%2e%2e", ".%2E", "%252e%252e", "..%2f..", "x%2f..%252f..", "%25252e."])
+def test_git_has_no_address_above_the_labs_folder(up: str) -> None:
+    """A link would have git run in any folder of the host; however often it is encoded. Two dots in a name are none."""
+
+    def refused(path: str) -> str | None:
+        line, headers = RequestStartLine("POST", path, "HTTP/1.1"), HTTPHeaders({"Host": "localhost"})
+        return extra_routes.refusal(HTTPServerRequest(start_line=line, headers=headers), BASE)
+
+    assert refused(f"{BASE}git/work/{up}/status")
+    assert refused(f"{BASE}git/{up}/tmp/init")
+    assert refused(f"{BASE}lsp/ws/{up}/x")
+    assert refused(f"{BASE}nbdime/difftool?base=http://evil.example/x.ipynb")
+    assert not refused(f"{BASE}nbdime/api/diff")
+    assert not refused(f"{BASE}git/work/a..b/..c/status")
+    assert not refused(f"{BASE}api/contents/git/{up}")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user, too")

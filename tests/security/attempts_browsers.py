@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from attempts import Attempt, Group
-from attempts_requests import CHANGES, FILES, SOCKETS, STREAM, fill, prepare, reads
+from attempts_requests import FILES, SOCKETS, STREAM, changes, fill, prepare, reads, sockets
 from raw_http import UPGRADE, Answer
 from targets import Target
 
@@ -128,13 +128,13 @@ def _forged(target: Target) -> Iterator[Attempt]:
         "a known XSRF token, from elsewhere": {"X-XSRFToken": xsrf, "Origin": EVIL},
         "another server's page on 127.0.0.1": {"Origin": "http://127.0.0.1:9", "Referer": "http://127.0.0.1:9/"},
     }
-    for method, path, body in CHANGES:
+    for method, path, body in changes(target):
         for name, headers in kinds.items():
             forge = partial(_forge, target, method, path, body, {**cookie, **headers})
             yield Attempt(f"{method} {path}, {name}", forge)
     for origin in ORIGINS:
         sent = {**cookie, "Origin": origin.format(address=target.address)}
-        for path in SOCKETS:
+        for path in sockets(target):
             yield Attempt(f"websocket {path} of {origin}", partial(_socket, target, path, sent))
     for path in ("/api/shutdown", "/api/kernels/{kernel}/restart", "/rocmlab/api/kernels/{kernel}/shutdown"):
         yield Attempt(f"GET {path}", partial(_forge, target, "GET", path, None, cookie))

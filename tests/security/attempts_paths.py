@@ -50,6 +50,14 @@ BASES = (
     "/lab/tree/",
     "/api/config/",
 )
+EXTRA_BASES = (
+    "/git/work/",
+    "/lsp/ws/",
+    "/nbdime/api/",
+    "/server-proxy/icon/",
+    "/tensorboard/",
+    "/tensorboard/data/plugin/",
+)
 DEPTH = 14
 SECRET_FILE = "etc/passwd"
 MARK = "root:x:0:0"
@@ -71,7 +79,7 @@ def _control(target: Target) -> str | None:
 
 
 def _leaving(target: Target) -> Iterator[Attempt]:
-    for base in BASES:
+    for base in (*BASES, *(EXTRA_BASES if target.application else ())):
         for up in UP:
             path = f"{base}{up * DEPTH}{SECRET_FILE}"
             yield Attempt(f"GET {base}{up}…", partial(_has_left, target, path))
@@ -183,7 +191,10 @@ def _log(target: Target) -> Iterator[Attempt]:
         yield Attempt(f"one in {name}", partial(_logged, target, "/api/kernels", headers))
     yield Attempt("a line of its own", partial(_logged, target, "/x%0d%0a[C attack]", {}, "\n[C attack]"))
     yield Attempt("a line of its own in Referer", partial(_lines, target))
-    for path in ("/nothing?token={0}", "/api/kernels?token={0}", "/lab?token={0}x", "/files/x?a=b&token={0}&c=d"):
+    queries = ["/nothing?token={0}", "/api/kernels?token={0}", "/lab?token={0}x", "/files/x?a=b&token={0}&c=d"]
+    if target.application:
+        queries += ["/tensorboard/?token={0}", f"/proxy/{target.application}/?token={{0}}", "/git/settings?token={0}"]
+    for path in queries:
         yield Attempt(f"the token of {path}", partial(_token_logged, target, path, {}))
     referer = {"Referer": f"http://{target.address}/lab?token={target.token}"}
     yield Attempt("the token of a Referer", partial(_token_logged, target, "/api/nothing", referer))

@@ -10,7 +10,7 @@ from typing import Any
 
 from attempts import Attempt, Group
 from raw_http import UPGRADE, Answer, Headers
-from targets import Target
+from targets import START_SECONDS, Target
 
 NO_KERNEL = "00000000-0000-0000-0000-000000000000"
 NOTEBOOK = {"type": "notebook", "content": {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}}
@@ -48,9 +48,20 @@ READS = (
     "/rocmlab/api/history",
     "/rocmlab/api/kernels",
 )
+REPOSITORY = "/git/work/attack-repository"
+EXTRA_READS = (  # of a lab with EXTRAS
+    "/git/settings",
+    f"{REPOSITORY}/stash",
+    f"{REPOSITORY}/submodules",
+    "/server-proxy/servers-info",
+    "/tensorboard/",
+    "/tensorboard/data/environment",
+    "/proxy/{application}/",
+)
 FILES = "/files/work/attack.txt"  # only in a container: the native lab's links lead out of what /files may show
 STREAM = "/rocmlab/api/stream"
 SOCKETS = ("/api/kernels/{kernel}/channels", "/terminals/websocket/{terminal}", "/api/events/subscribe")
+EXTRA_SOCKETS = ("/lsp/ws/pylsp", "/proxy/{application}/")
 CHANGES: tuple[tuple[str, str, Any], ...] = (
     ("PUT", "/api/contents/work/attack-new.txt", {"type": "file", "format": "text", "content": "x"}),
     ("POST", "/api/contents/work", {"type": "notebook"}),
@@ -78,6 +89,15 @@ CHANGES: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/rocmlab/api/kernels/{kernel}/restart", None),
     ("POST", "/rocmlab/api/kernels/{kernel}/shutdown", None),
 )
+EXTRA_CHANGES: tuple[tuple[str, str, Any], ...] = (
+    ("POST", f"{REPOSITORY}/init", None),
+    ("POST", f"{REPOSITORY}/status", None),
+    ("POST", f"{REPOSITORY}/ignore", {"file_path": "x"}),
+    ("POST", f"{REPOSITORY}/config", {"options": {"user.name": "attack"}}),
+    ("POST", "/git/work/clone", {"clone_url": "file:///nonexistent"}),
+    ("POST", "/git/known_hosts", {"hostname": "evil.example"}),
+    ("POST", "/nbdime/api/diff", {"base": "work/attack.ipynb", "remote": "work/attack.ipynb"}),
+)
 OVERRIDES = ("X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override", "_method")
 TRUSTED_HEADERS = (  # which a careless proxy setting would believe
     {"X-Forwarded-User": "root"},
@@ -96,16 +116,33 @@ def prepare(target: Target) -> None:
     target.write("work/attack.txt", target.canary)
     target.write("work/attack.html", f"<script>document.title='{target.canary}'</script>")
     assert target.as_user("/api/contents/work/attack.ipynb", method="PUT", body=NOTEBOOK).status in (200, 201)
+    if target.application:
+        folder = REPOSITORY.removeprefix("/git")
+        target.as_user(f"/api/contents{folder}", method="PUT", body={"type": "directory"})
+        assert target.as_user(f"{REPOSITORY}/init", method="POST").status == 200
+        user = {"Authorization": f"token {target.token}"}
+        assert target.site.send("/tensorboard/", user, timeout_seconds=START_SECONDS).status == 200  # it starts now
 
 
 def reads(target: Target) -> tuple[str, ...]:
     """Return what the user can read."""
-    return READS if target.name == "native" else (*READS, FILES)
+    more = EXTRA_READS if target.application else ()
+    return (*READS, *more) if target.name == "native" else (*READS, *more, FILES)
+
+
+def sockets(target: Target) -> tuple[str, ...]:
+    """Return where a WebSocket is opened."""
+    return (*SOCKETS, *EXTRA_SOCKETS) if target.application else SOCKETS
+
+
+def changes(target: Target) -> tuple[tuple[str, str, Any], ...]:
+    """Return the requests that change something; what a proxied application does with one is its own business."""
+    return (*CHANGES, *EXTRA_CHANGES) if target.application else CHANGES
 
 
 def fill(path: str, target: Target) -> str:
     """Put the names of what runs into a path."""
-    return path.format(kernel=target.kernel, terminal=target.terminal)
+    return path.format(kernel=target.kernel, terminal=target.terminal, application=target.application)
 
 
 def _wrong(target: Target) -> dict[str, Headers]:
@@ -157,7 +194,7 @@ def _control_reads(target: Target) -> str | None:
     user = {"Authorization": f"token {target.token}"}
     if target.site.send(STREAM, user, is_stream=True).status != 200:
         return STREAM
-    for path in SOCKETS:
+    for path in sockets(target):
         answer = target.site.send(fill(path, target), {**UPGRADE, **user})
         if answer.status != 101:
             return f"{path}: {answer}"
@@ -172,7 +209,7 @@ def _reads(target: Target) -> Iterator[Attempt]:
     for name, headers in wrong.items():
         yield Attempt(f"GET /api/contents with {name}", partial(_ask, target, "/api/contents", headers))
     yield from _elsewhere(target)
-    for path in SOCKETS:
+    for path in sockets(target):
         for name in ("no token", "a wrong token", "a forged signed cookie"):
             headers = {**UPGRADE, **dict(wrong[name])}
             yield Attempt(f"websocket {path} with {name}", partial(_ask, target, path, headers))
@@ -211,7 +248,7 @@ def _control_changes(target: Target) -> str | None:
 def _changes(target: Target) -> Iterator[Attempt]:
     wrong = _wrong(target)
     before = target.state()
-    for method, path, body in CHANGES:
+    for method, path, body in changes(target):
         for name in ("no token", "a wrong token", "XSRF alone"):
             change = partial(_change, target, method, path, body, wrong[name])
             yield Attempt(f"{method} {path} with {name}", change)
@@ -261,9 +298,9 @@ def _metrics(target: Target) -> Iterator[Attempt]:
                 attempt = partial(_ask, target, sent, headers, is_stream=path == STREAM)
                 yield Attempt(f"GET {path} with the metrics' token as {form}", attempt)
     bearer = {"Authorization": f"Bearer {token}"}
-    for path in SOCKETS:
+    for path in sockets(target):
         yield Attempt(f"websocket {path} with it", partial(_ask, target, path, {**UPGRADE, **bearer}))
-    for method, path, body in CHANGES:
+    for method, path, body in changes(target):
         yield Attempt(f"{method} {path} with it", partial(_change, target, method, path, body, bearer))
     yield Attempt("log in with it", partial(_log_in, target, token))
     for method in ("POST", "PUT", "DELETE", "PATCH"):

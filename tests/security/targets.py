@@ -31,6 +31,7 @@ class Target:
     name: str  # native or container
     lab: Clone
     canary: str = field(default_factory=canary)  # in a file of the user, and in nothing that others may see
+    application: int = 0  # the port of an application of the user; 0: the lab has no extras, nor what they serve
 
     @property
     def address(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import attempts_browsers
 import attempts_cluster
+import attempts_extras
 import attempts_files
 import attempts_folders
 import attempts_inside
@@ -21,10 +22,12 @@ import attempts_sockets
 import attempts_tmp
 import pytest
 import strangers
+from applications import application
 from attempts import TALLY, Group, attack
 from attempts_cluster import ClusterTarget
 from clones import Clone
 from cluster_nodes import cluster
+from raw_http import canary
 from targets import Target, reachable
 
 pytestmark = pytest.mark.attack
@@ -32,6 +35,7 @@ MODULES = (
     attempts_requests,
     attempts_browsers,
     attempts_paths,
+    attempts_extras,
     attempts_files,
     attempts_sockets,
     attempts_inside,
@@ -50,12 +54,12 @@ def groups(target: str) -> list[Group]:
     return [group for module in MODULES for group in module.GROUPS if target in group.targets]
 
 
-def attacked(lab: Clone, name: str) -> Iterator[Target]:
-    """Start a lab, and end what the attack has started in it."""
+def attacked(lab: Clone, name: str, port: int = 0, page: str = "") -> Iterator[Target]:
+    """Start a lab, and end what the attack has started in it; an application of its user listens on a port."""
     if why := strangers.missing():
         pytest.skip(why)
     lab.make("up")
-    target = Target(name, lab)
+    target = Target(name, lab, page or canary(), port)
     with reachable(lab.folder):
         target.wait_until_up()
         yield target
@@ -65,9 +69,11 @@ def attacked(lab: Clone, name: str) -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def native(native_lab: Clone) -> Iterator[Target]:
-    """The native lab of this session, whole: the first `make up` alone leaves the frameworks to the background."""
+    """The native lab of this session with all extras, whole: the first `make up` leaves some to the background."""
     native_lab.make("build", timeout_seconds=2400)
-    yield from attacked(native_lab, "native")
+    page = canary()
+    with application(page) as port:
+        yield from attacked(native_lab, "native", port, page)
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,21 @@ from types import ModuleType
 from typing import Any
 
 from tensorboard import default, program
-from werkzeug.serving import make_server
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+
+class Silent(WSGIRequestHandler):  # type: ignore[misc]  # it has no types
+    """Logs no requests: an address may hold the lab's token, and what is printed here is in the lab's log."""
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Log nothing; errors are logged as usual."""
 
 
 class SocketServer(program.TensorBoardServer):  # type: ignore[misc]  # it has no types
     """TensorBoard's application behind a Unix domain socket, which its own server does not offer."""
 
     def __init__(self, socket: str, wsgi_app: Any, _flags: Any) -> None:  # noqa: ANN401  TensorBoard's
-        self._server = make_server(f"unix://{socket}", 0, wsgi_app, threaded=True)
+        self._server = make_server(f"unix://{socket}", 0, wsgi_app, threaded=True, request_handler=Silent)
 
     def serve_forever(self) -> None:
         """Serve until the process ends."""

@@ -21,7 +21,7 @@ from tornado import httputil, web
 
 from rocmlab.base import confidential, extras, hosts
 from rocmlab.base.errors import RocmlabError
-from rocmlab.lab.server import proxied
+from rocmlab.lab.server import extra_routes, proxied
 from rocmlab.lab.server.tls import is_strange, secure_cookies, welcome
 
 log = logging.getLogger("rocmlab")
@@ -169,7 +169,7 @@ def install(server: Any, environment: Mapping[str, str] = os.environ) -> None:  
     """Put the checks in front of every route, and have cookies sent to this site alone."""
     for handler in server.log.handlers:
         handler.addFilter(Scrubber())
-    _check_proxied(server, extras.parse(environment.get(extras.VARIABLE, "")))
+    _check_extras(server, extras.parse(environment.get(extras.VARIABLE, "")))
     if hosts.is_behind_hub(environment):
         return
     application = server.web_app
@@ -200,13 +200,14 @@ def install(server: Any, environment: Mapping[str, str] = os.environ) -> None:  
     cookies.setdefault("samesite", "Lax")
 
 
-def _check_proxied(server: Any, chosen: tuple[str, ...]) -> None:  # noqa: ANN401  a ServerApp
-    """Put the check of what is proxied in front of every route; a user may have installed the proxy himself."""
+def _check_extras(server: Any, chosen: tuple[str, ...]) -> None:  # noqa: ANN401  a ServerApp
+    """Put the checks of the extras in front of every route; a user may have installed one himself."""
     application = server.web_app
     find = application.find_handler
 
     def find_allowed(request: httputil.HTTPServerRequest, **kwargs: Any) -> Any:  # noqa: ANN401  tornado's
-        if why := proxied.refusal(request, server.base_url, chosen):
+        why = extra_routes.refusal(request, server.base_url) or proxied.refusal(request, server.base_url, chosen)
+        if why:
             return application.get_handler_delegate(request, RejectedHandler, {"why": why})
         if why := proxied.closed(request, server.base_url):
             return application.get_handler_delegate(request, ClosedPortHandler, {"why": why})

@@ -21,7 +21,7 @@ PORT = re.compile(r"proxy/(?:absolute/)?(?:(?:localhost|127\.0\.0\.1):)?(\d{1,5}
 
 def refusal(request: HTTPServerRequest, base_url: str, chosen: Collection[str]) -> str | None:
     """Return why a request is not passed on, whoever sends it; None: it is, or it is none for the proxy."""
-    path = _path(request, base_url)
+    path = path_below(request, base_url)
     name = path.partition("/")[0]
     if name not in extras.PROXIED:
         return None
@@ -38,7 +38,7 @@ def refusal(request: HTTPServerRequest, base_url: str, chosen: Collection[str]) 
 
 def closed(request: HTTPServerRequest, base_url: str) -> str | None:
     """Return why a port is not reached: for who is logged in, as it says what listens on this machine; else None."""
-    port = PORT.fullmatch(_path(request, base_url))
+    port = PORT.fullmatch(path_below(request, base_url))
     owners = sockets.owners(int(port[1])) if port else None
     if not port or owners == {os.geteuid()}:
         return None
@@ -46,7 +46,7 @@ def closed(request: HTTPServerRequest, base_url: str) -> str | None:
     return f"On port {port[1]} {others}; only applications of the lab's own user are reached."
 
 
-def _path(request: HTTPServerRequest, base_url: str) -> str:
+def path_below(request: HTTPServerRequest, base_url: str) -> str:
     """Return the path below the lab's own, as tornado's routes find it: there `base_url` is a regular expression."""
     found = re.match(base_url, request.path)
     return request.path[found.end() :] if found else ""
