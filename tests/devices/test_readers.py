@@ -152,6 +152,8 @@ class Driver:
             arguments[1]._obj.gpu, arguments[1]._obj.memory = 88, 40
         elif call == "nvmlDeviceGetPowerUsage":
             arguments[1]._obj.value = 345_000
+        elif call == "nvmlDeviceGetTotalEnergyConsumption":
+            arguments[1]._obj.value = 5_000  # mJ
         elif call != "nvmlDeviceGetHandleByIndex_v2":
             return 3  # not supported
         return nvml.SUCCESS
@@ -162,7 +164,7 @@ class TestNvidia:
 
     DEVICE = Device(backend="cuda", index=0, name="H100", is_usable=True, unique_id="GPU-0000")
 
-    def test_one_session_serves_all_and_three_calls_make_a_reading(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_session_serves_all_and_four_calls_make_a_reading(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing is asked that is not wanted, for some calls take milliseconds."""
         driver, sessions = Driver(), []
 
@@ -181,7 +183,8 @@ class TestNvidia:
         found = first.read()
 
         assert (found.busy_percent, found.vram_used_bytes, found.power_watts) == (88, 3 << 30, pytest.approx(345))
-        assert len(driver.calls) == 3
+        assert len(driver.calls) == 4
+        assert first.energy_joules == 5
         assert second.read().busy_percent == 88
         assert sessions == ["opened"]
         readers.close()

@@ -13,7 +13,7 @@ import notebook_files
 import pytest
 
 from rocmlab.base import formatting
-from rocmlab.devices import Device, discover, roots, sample
+from rocmlab.devices import Device, device_id, discover, recording, roots, sample
 from rocmlab.runs.command import main
 from rocmlab.runs.scheduling import usage
 from rocmlab.runs.scheduling.usage import UNKNOWN, Meters
@@ -128,6 +128,30 @@ def test_mean_and_energy_are_weighted_by_time(tmp_path: Path, meters: Meters) ->
     assert high > 5 * low
 
 
+def test_a_card_that_counts_its_energy_is_believed(tmp_path: Path) -> None:
+    """What it used between two readings is in the result and in the file of samples, though no reading saw its power."""
+    live = Live(tmp_path / "host", profile="instinct", gpus=2, busy="idle")
+    devices, file = gpus(tmp_path / "host"), tmp_path / "samples.jsonl"
+    live.pattern = lambda gpu, seconds: 100.0 if seconds == 10 and not gpu else 0.0
+    meters = Meters(tmp_path / "host")
+    try:
+        meters.begin("a", devices, file)
+        wait_for(lambda: all(meters.latest(device)[0] == 0 for device in devices))
+        low = [sample(device, tmp_path / "host").power_watts for device in devices]
+        live.step(10.0)
+        high = [sample(device, tmp_path / "host").power_watts for device in devices]
+        live.step(10.001)
+        found = meters.end("a")
+        assert meters.flush(TIMEOUT_SECONDS)
+    finally:
+        meters.close()
+
+    assert max(high) > 3 * max(low)
+    assert [one["energy_joules"] for one in found] == [pytest.approx(10 * watts, rel=0.05) for watts in high]
+    kept = recording.read(file).energy_joules
+    assert [round(kept[device_id(device)], 1) for device in devices] == [one["energy_joules"] for one in found]
+
+
 @pytest.mark.usefixtures("quick")
 def test_two_jobs_after_another_on_one_device_are_kept_apart(tmp_path: Path, meters: Meters) -> None:
     """What the first one held is not the second's."""
@@ -223,7 +247,7 @@ def test_a_file_that_fails_costs_its_figure_alone(tmp_path: Path, meters: Meters
 
 def _is_measured(meters: Meters) -> bool:
     """Whether more than one reading was taken."""
-    return meters._jobs["a"][0].power.seconds > 0.05
+    return meters._jobs["a"][0].energy.seconds > 0.05
 
 
 def test_a_card_that_hangs_holds_nobody_up(tmp_path: Path) -> None:

@@ -263,8 +263,8 @@ class TestEnergy:
             for now, count in zip((0.0, 2.0, 3600.0), counts, strict=True):
                 meter.add(now, 100.0, count)
 
-        assert silent.joules == 200
-        assert counting.joules == 50_000
+        assert (silent.joules, silent.is_whole) == (200, False)
+        assert (counting.joules, counting.is_whole) == (50_000, True)
 
     @pytest.mark.parametrize("factor", [0.0, 0.1, 5.0])
     def test_a_count_that_cannot_be_true_is_not_believed(self, factor: float) -> None:

@@ -44,7 +44,7 @@ class CardReader:
             folder: of the device, below the root.
             root: of the host.
             errors_seconds: how old counts of memory errors may be: each look at them asks the card's firmware.
-            fields: of a Sample, all in RULES, that are read; None for everything.
+            fields: of a Sample, all in RULES, that are read, next to the card's count of its energy; None for everything.
         """
         self._folder_handle = -1  # on a simulated host
         self.energy_joules: float | None = None  # counted by the card until the last reading; None where it does not
@@ -236,7 +236,7 @@ class _Table:
         self.energy_joules: float | None = None
         self.is_readable = False
         self._file = KeptFile(path, lambda content: None)
-        self._wants_all = fields is None  # also why it throttles and its energy
+        self._wants_throttle = fields is None
         names = RULES if fields is None else fields
         self._wanted = {name for name in names if RULES[name].column}  # what no file holds
         self._is_useful = True  # as far as its revision is known
@@ -256,7 +256,7 @@ class _Table:
 
     def read(self, is_announced: bool, values: dict[str, Any]) -> None:
         """Add the table's values to the fields of a Sample."""
-        if not self._is_useful or not (self._wanted or self._wants_all):
+        if not self._is_useful:
             self.is_readable = False
             return
         content = self._file.fetch(is_announced)
@@ -287,9 +287,9 @@ class _Table:
             unit, _, column = RULES[field]
             found = getattr(table, column) if table and column else None
             values[field] = sensors.capped(unit, sensors.known(unit, found))
-        if self._wants_all:
+        if self._wants_throttle:
             values[THROTTLE] = table.throttle_reasons if table else None
-        self.energy_joules = table.energy_joules if table and self._wants_all else None
+        self.energy_joules = table.energy_joules if table else None
         self._form = None
         if table and content:
             self._plan(content, table.revision)
@@ -300,12 +300,12 @@ class _Table:
         if told is None or columns is None:
             return
         wanted = {field: str(RULES[field].column) for field in self._wanted if RULES[field].column in told}
-        has_more = self._wants_all and bool({THROTTLE, ENERGY} & told)
-        self._is_useful = bool(wanted) or has_more
+        has_throttle, has_energy = self._wants_throttle and THROTTLE in told, ENERGY in told
+        self._is_useful = bool(wanted) or has_throttle or has_energy
         if all(column in columns for column in wanted.values()):
             self._columns = [(field, RULES[field].unit, columns[column]) for field, column in wanted.items()]
-            self._throttle = _column(columns, "throttle", is_there=has_more and THROTTLE in told)
-            self._energy = _column(columns, "energy_count", is_there=has_more and ENERGY in told)
+            self._throttle = _column(columns, "throttle", is_there=has_throttle)
+            self._energy = _column(columns, "energy_count", is_there=has_energy)
             self._form = (len(content), content[:4])
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """What devices report, read every second or two: files stay open.
 
 A full Reader fills the Samples of `rocmlab.devices.sample`, and adds the CPU's load, which takes two readings. Others
-give busy share, VRAM and power by the same rules; the other fields are None.
+give busy share, VRAM and power by the same rules; the other fields are None. Both have the device's count of its energy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ USE = ("busy_percent", "vram_used_bytes", "vram_total_bytes", "power_watts")  # 
 class Reader(Protocol):
     """Reads one device."""
 
-    energy_joules: float | None  # counted by the device itself until the last full reading; None where it does not
+    energy_joules: float | None  # counted by the device itself until the last reading; None where it does not
 
     def read(self) -> Sample:
         """Return what it reports now; a sleeping device is not woken."""
@@ -91,7 +91,7 @@ class Readers:
 
 
 class _Handle:
-    """Reads how much an NVIDIA GPU is used."""
+    """Reads how much an NVIDIA GPU is used, and its energy: millijoules since the driver was loaded (Volta and later)."""
 
     energy_joules: float | None = None
 
@@ -99,21 +99,25 @@ class _Handle:
         self._library, self._handle = library, handle
 
     def read(self) -> Sample:
+        self._read_energy()
         return Sample(time.time(), **self._library.use(self._handle))
+
+    def _read_energy(self) -> None:
+        import ctypes
+
+        energy = ctypes.c_ulonglong()
+        has_energy = self._library.succeeds("nvmlDeviceGetTotalEnergyConsumption", self._handle, ctypes.byref(energy))
+        self.energy_joules = energy.value / 1e3 if has_energy else None
 
     def close(self) -> None:
         """Keep nothing: the library is that of all Readers."""
 
 
 class _FullHandle(_Handle):
-    """Reads everything of an NVIDIA GPU, its energy too: millijoules since the driver was loaded (Volta and later)."""
+    """Reads everything of an NVIDIA GPU."""
 
     def read(self) -> Sample:
-        import ctypes
-
-        energy = ctypes.c_ulonglong()
-        has_energy = self._library.succeeds("nvmlDeviceGetTotalEnergyConsumption", self._handle, ctypes.byref(energy))
-        self.energy_joules = energy.value / 1e3 if has_energy else None
+        self._read_energy()
         return Sample(time.time(), **self._library.reading(self._handle))
 
 

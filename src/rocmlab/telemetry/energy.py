@@ -18,6 +18,7 @@ class EnergyMeter:
 
     def __init__(self) -> None:
         self.joules: float | None = None  # since the first reading; None as long as it is unknown
+        self.is_whole = True  # False: over a gap between two readings nothing was counted, so it used more
         self._power = Integral()
         self._count: float | None = None  # of the device, last seen
         self._counted = 0.0
@@ -26,6 +27,7 @@ class EnergyMeter:
 
     def add(self, now: float, watts: float | None, count: float | None) -> None:
         """Take watts and the card's own count in joules, None where unknown; `now` is of a clock that is never set."""
+        had_power = self._power.last is not None
         area = self._power.add(now, watts)
         growth = None
         if count is not None:
@@ -34,10 +36,16 @@ class EnergyMeter:
             self._count = count
             self._is_counting = self._is_counting or growth is not None
         if area is None and growth is None:
+            self.is_whole = self.is_whole and not (had_power and watts is not None)
             return
         self._area += area if area is not None else growth or 0.0
         self._counted += growth if growth is not None else (area or 0.0) if count is not None else 0.0
         self.joules = max(self.joules or 0.0, self._counted if self._is_counting and self._agrees() else self._area)
+
+    @property
+    def seconds(self) -> float:
+        """The time over which power was read."""
+        return self._power.seconds
 
     def _agrees(self) -> bool:
         if self._counted < self._area / FACTOR:

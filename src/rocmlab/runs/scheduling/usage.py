@@ -22,6 +22,7 @@ from rocmlab.devices.integral import Integral
 from rocmlab.devices.readers import Reader, Readers
 from rocmlab.devices.recording import Recorder, device_id
 from rocmlab.notebook.outcome import Usage
+from rocmlab.telemetry.energy import EnergyMeter
 
 log = logging.getLogger("rocmlab")
 
@@ -45,20 +46,21 @@ class _Use:
     since: float = field(default_factory=time.monotonic)
     peak: int | None = None
     busy: Integral = field(default_factory=Integral)
-    power: Integral = field(default_factory=Integral)
+    energy: EnergyMeter = field(default_factory=EnergyMeter)
 
-    def add(self, now: float, sample: Sample) -> None:
+    def add(self, now: float, sample: Sample, count: float | None) -> None:
+        """Take a reading, and the device's own count of its energy in joules."""
         if sample.vram_used_bytes is not None:
             self.peak = max(self.peak or 0, sample.vram_used_bytes)
         self.busy.add(now, sample.busy_percent)
-        self.power.add(now, sample.power_watts)
+        self.energy.add(now, sample.power_watts, count)
 
     def usage(self) -> Usage:
-        mean = self.busy.mean
+        mean, joules = self.busy.mean, self.energy.joules
         return {
             "peak_vram_bytes": self.peak,
             "mean_busy_percent": None if mean is None else round(mean, 1),
-            "energy_joules": round(self.power.area, 1) if self.power.seconds > 0 else None,
+            "energy_joules": None if joules is None else round(joules, 1),
         }
 
 
@@ -70,6 +72,7 @@ class _File:
         self._devices = devices
         self._recorder: Recorder | None = None
         self._is_over = False
+        self.energy_joules: dict[str, float | None] = {}  # by device, of jobs that have ended
 
     def begin(self) -> None:
         """Make the file."""
@@ -88,7 +91,7 @@ class _File:
         try:
             if sample is None:
                 self._is_over = True
-                self._recorder.end()
+                self._recorder.end(energy_joules=self.energy_joules)
             else:
                 self._recorder.add(device_id(device), sample)
         except OSError as err:
@@ -196,6 +199,9 @@ class Meters:
 
     def _forget(self, uses: Sequence[_Use]) -> None:
         for use in uses:
+            if use.source is not None and use.file:
+                use.file.energy_joules[device_id(use.source.device)] = use.energy.joules
+        for use in uses:
             if use.source is not None:
                 if use.file:
                     self._unwritten.append((use.file, use.source.device, None))
@@ -215,7 +221,7 @@ class Meters:
                     now = time.monotonic()
                     sample = source.reader.read() if source.reader else Sample(time.time())
                     with self._lock:
-                        self._keep(source, now, sample)
+                        self._keep(source, now, sample, source.reader.energy_joules if source.reader else None)
                 self._write()
             self._write()
         finally:
@@ -252,13 +258,13 @@ class Meters:
                 self._lock.wait(min(source.due for source in used) - now if used else None)
             return None
 
-    def _keep(self, source: _Source, now: float, sample: Sample) -> None:
+    def _keep(self, source: _Source, now: float, sample: Sample, count: float | None) -> None:
         source.read_at, source.sample = now, sample
         if source.due == math.inf:  # no other reading was requested meanwhile
             source.plan(now)
         for use in source.uses:
             if use.since <= now:
-                use.add(now, sample)
+                use.add(now, sample, count)
                 if use.file:
                     self._unwritten.append((use.file, source.device, sample))
         self._lock.notify_all()
