@@ -135,7 +135,22 @@ export interface IdleHolder {
   is_estimated: boolean;
 }
 
+/** What a notebook has taken of GPUs with its leases since the lab was started. */
+export interface Cost {
+  notebook: string;
+  kernel_ids: string[]; // of kernels that have a lease now
+  since_seconds: number; // Unix time of its first lease
+  gpu_seconds: number;
+  energy_joules: Unknown<number>;
+  is_whole: boolean; // whether that is all the energy
+  is_shared: boolean; // others were seen on its GPUs
+  amount: Unknown<number>;
+  currency: Unknown<string>;
+  is_amount_whole: Unknown<boolean>;
+}
+
 export interface State {
+  costs: Cost[];
   leases: Lease[];
   kernels: Kernel[];
   problems: Problem[];

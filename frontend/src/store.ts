@@ -3,6 +3,7 @@
 import type { Host } from './host';
 import { reason } from './host';
 import type {
+  Cost,
   Device,
   Devices,
   GpuProcess,
@@ -37,6 +38,7 @@ export class Store implements Receiver {
   kernels: Kernel[] = [];
   leases: Lease[] | null = null;
   idle: IdleHolder[] = [];
+  costs: Cost[] = [];
   status: Status = 'closed';
   readonly series = new Map<string, Series>();
 
@@ -127,6 +129,7 @@ export class Store implements Receiver {
     }
     this.leases = state.leases;
     this.idle = state.idle_holders;
+    this.costs = state.costs;
     this.problems = state.problems;
     this.kernels = state.kernels;
     this.tell('state');

@@ -1,5 +1,6 @@
 /** The notebooks and processes on the GPUs, and what can be done with their kernels. */
 
+import { costText, costTitle, totalText } from './costs';
 import { button, List, make, setAttribute, setHidden, setText, type View } from './dom';
 import { deviceNames, memoryText, type Holder } from './holders';
 import type { Store } from './store';
@@ -8,11 +9,13 @@ import { duration, percent, plain, UNKNOWN } from './units';
 export type Action = 'interrupt' | 'restart' | 'shutdown';
 export type Act = (action: Action, holder: Holder) => void;
 
+const COSTS = 'GPU time, energy';
 const HEADERS = [
   'Notebook or program',
   'Device',
   'GPU memory',
   'Compute units',
+  COSTS,
   'State',
   'Processes',
   'Actions'
@@ -113,14 +116,20 @@ class Row implements View<Holder> {
     setAttribute(this.link, 'aria-label', `Open ${holder.name}`);
     setText(this.detail, holder.detail);
     setHidden(this.estimated, !holder.isEstimated);
+    const cost = this.store.costs.find(each => each.kernel_ids.includes(holder.kernel?.kernel_id ?? ''));
     const texts = [
       deviceNames(holder.devices, this.store.devices),
       memoryText(holder),
       unitsOf(holder),
+      costText(cost) + (cost?.is_shared === true ? ' (shared)' : ''),
       this.isPending || stateOf(this.store, holder),
       processesOf(holder)
     ];
     this.cells.forEach((cell, index) => setText(cell, texts[index] ?? UNKNOWN));
+    const costs = this.cells[HEADERS.indexOf(COSTS) - 1];
+    if (costs !== undefined) {
+      setAttribute(costs, 'title', costTitle(cost) || null);
+    }
     const title = holder.processes
       .map(each => plain(`${each.pid} ${each.user ?? ''} ${each.command ?? each.name ?? ''}`))
       .join('\n');
@@ -136,10 +145,14 @@ export class HoldersTable {
   readonly node: HTMLElement;
   private readonly heading = make('h2', { tabindex: '-1' }, 'Notebooks and processes');
   private readonly none = make('p', { class: 'rocmlab-None' }, 'No process and no lease on any GPU.');
+  private readonly total = make('p', { class: 'rocmlab-None rocmlab-Total' });
   private readonly table: HTMLElement;
   private readonly rows: List<Holder>;
 
-  constructor(store: Store, act: Act) {
+  constructor(
+    private readonly store: Store,
+    act: Act
+  ) {
     const body = make('tbody', { role: 'rowgroup' });
     const headers = HEADERS.map(header => make('th', { scope: 'col', role: 'columnheader' }, header));
     const head = make('thead', { role: 'rowgroup' }, make('tr', { role: 'row' }, ...headers));
@@ -150,7 +163,14 @@ export class HoldersTable {
       head,
       body
     );
-    this.node = make('section', { class: 'rocmlab-Section' }, this.heading, this.none, this.table);
+    this.node = make(
+      'section',
+      { class: 'rocmlab-Section' },
+      this.heading,
+      this.none,
+      this.table,
+      this.total
+    );
     this.rows = new List(
       body,
       holder => holder.key,
@@ -163,6 +183,8 @@ export class HoldersTable {
     const hadFocus = this.table.contains(focused);
     setHidden(this.none, holders.length > 0);
     setHidden(this.table, holders.length === 0);
+    setText(this.total, totalText(this.store.costs));
+    setHidden(this.total, this.store.costs.length === 0);
     this.rows.update(holders);
     if (hadFocus && !this.node.contains(document.activeElement)) {
       this.heading.focus({ preventScroll: true }); // the row that had it is gone

@@ -87,8 +87,15 @@ export function duration(seconds: Value): string {
   return withUnit(Math.floor(hours / 24), 'days');
 }
 
+/** `830 J`, `41.2 Wh`, `2.66 kWh`. */
 export function energy(joules: Value): string {
-  return known(joules) ? withUnit(joules / 3600, 'Wh', joules < 36000 ? 1 : 0) : UNKNOWN;
+  if (!known(joules)) {
+    return UNKNOWN;
+  }
+  if (joules >= 3.6e6) {
+    return withUnit(joules / 3.6e6, 'kWh', 2);
+  }
+  return joules >= 3600 ? withUnit(joules / 3600, 'Wh', 1) : withUnit(joules, 'J');
 }
 
 /** `14:03` of a Unix time or an ISO 8601 text; with the day, `2026-11-20 14:03`, unless it is today. */

@@ -157,6 +157,32 @@ def test_a_kernel_is_known_by_its_notebook_and_follows_a_rename(lab: Lab) -> Non
     assert Path(f"/proc/{row['pid']}").exists()
 
 
+def test_what_a_notebook_costs_is_counted_without_a_page_and_told_to_each(lab: Lab) -> None:
+    """Two pages after each other get the same beginning and more time; a kernel for the CPU costs nothing."""
+    kernel = lab.server.notebook("costs.ipynb", "torch")["kernel"]["id"]
+    lab.server.notebook("free.ipynb", "torch-cpu")
+
+    def told() -> dict:
+        def is_told(state: dict) -> bool:
+            return any(row["kernel_ids"] == [kernel] and row["energy_joules"] for row in state["costs"])
+
+        with lab.server.stream() as events:
+            rows = events.first("state", is_told)["costs"]
+        assert "free.ipynb" not in {row["notebook"] for row in rows}
+        return next(row for row in rows if row["notebook"] == "costs.ipynb")
+
+    first = told()
+    second = told()
+    lab.server.json(f"rocmlab/api/kernels/{kernel}/shutdown", "POST")
+    with lab.server.stream() as events:
+        ended = events.first("state", lambda state: not any(row["kernel_ids"] for row in state["costs"]))["costs"]
+
+    assert (first["is_whole"], first["is_shared"], first["amount"]) == (True, False, None)
+    assert first["since_seconds"] == second["since_seconds"]
+    assert first["gpu_seconds"] <= second["gpu_seconds"]
+    assert second["energy_joules"] <= next(row for row in ended if row["notebook"] == "costs.ipynb")["energy_joules"]
+
+
 def test_a_restarted_kernel_keeps_its_lease_and_one_that_is_shut_down_does_not(lab: Lab) -> None:
     """Both as JupyterLab's own menu does it: the session goes with the kernel, and viewers hear of it."""
     session = lab.server.notebook("a.ipynb", "torch")

@@ -15,6 +15,8 @@ import notebook_files
 import pytest
 import run_results
 
+from rocmlab.base import prices
+from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
 from rocmlab.reports import SCHEMA_VERSION, failures, page, plots, values
 from rocmlab.runs import run
@@ -140,6 +142,70 @@ def test_samples_are_shown_where_there_are_some(tmp_path: Path) -> None:
     assert "2.0 Wh" in found.text
     assert re.search(r"GPU time\s*37.5 s", found.text)
     assert "at least 2.0 Wh" in found.text  # of the other job it is unknown
+
+
+def test_with_prices_the_report_has_what_gpus_cost() -> None:
+    """Of each notebook and of the run, as an estimate; `at least` where an energy is unknown; the CPU is free."""
+    gpu = {**run_results.GPU, "energy_joules": 3.6e6}
+    jobs = [
+        run_results.job("known", devices=[gpu, gpu], seconds=1800.0),
+        run_results.job("unknown", seconds=1800.0),
+        run_results.job("cpu", devices=[run_results.CPU], seconds=1800.0),
+    ]
+    results = run_results.results(*jobs)
+    set_prices = {"currency": "EUR", "per_kwh": 0.30, "per_gpu_hour": 1.0}
+
+    plain = page.render(results, {})
+    priced = page.render({**results, "run": {**results["run"], "prices": set_prices}}, {})
+
+    assert "EUR" not in plain
+    assert re.search(r"<dt>GPUs cost</dt><dd>at least 2.10 EUR</dd>", priced)
+    assert re.findall(r'number">((?:about|at least) [^<]*EUR)<', priced) == ["about 1.60 EUR", "at least 0.50 EUR"]
+    assert re.search(r'number">1:00:00<', priced)  # GPU time of two GPUs for half an hour
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "None"),
+        ({"PRICE_PER_KWH": "0.30 EUR"}, "about 0.30 EUR"),
+        ({"PRICE_PER_KWH": "0.0001eur"}, "about 0.0001 EUR"),
+        ({"PRICE_PER_GPU_HOUR": "2 €"}, "about 1.00 €"),
+        ({"PRICE_PER_KWH": "0.30 EUR", "PRICE_PER_GPU_HOUR": "2 EUR"}, "about 1.30 EUR"),
+    ],
+)
+def test_an_amount_is_of_energy_and_gpu_time(settings: dict[str, str], text: str) -> None:
+    """A kWh in half an hour of one GPU, by the prices that are set."""
+    found = prices.parse(settings)
+
+    assert str(found and found.amount(3.6e6, 1800.0)) == text
+
+
+def test_an_amount_without_the_energy_is_at_least_that_of_the_time() -> None:
+    """Where only energy has a price, nothing is claimed; where only time has one, the energy does not matter."""
+    both = prices.Prices("EUR", 0.3, 2.0)
+
+    assert str(both.amount(None, 1800.0)) == "at least 1.00 EUR"
+    assert str(both.amount(3.6e6, 1800.0, is_whole=False)) == "at least 1.30 EUR"
+    assert prices.Prices("EUR", 0.3).amount(None, 1800.0) is None
+    assert str(prices.Prices("EUR", None, 2.0).amount(None, 1800.0, is_whole=False)) == "about 1.00 EUR"
+    assert both.amount(None, None) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"PRICE_PER_KWH": "0.30"}, "PRICE_PER_KWH='0.30' is not a price"),
+        ({"PRICE_PER_GPU_HOUR": "-1 EUR"}, "is not a price"),
+        ({"PRICE_PER_KWH": "1 EUR", "PRICE_PER_GPU_HOUR": "1 USD"}, "are in EUR and USD"),
+    ],
+)
+def test_a_price_that_cannot_be_read_is_an_error(settings: dict[str, str], what: str) -> None:
+    """It names the setting and what would be one."""
+    with pytest.raises(RocmlabError, match=re.escape(what)) as wrong:
+        prices.parse(settings)
+
+    assert wrong.value.problem.fix
 
 
 def test_gpu_time_and_energy_of_a_run_include_attempts_and_no_cpu() -> None:

@@ -129,7 +129,7 @@ def test_mean_and_energy_are_weighted_by_time(tmp_path: Path, meters: Meters) ->
 
 
 def test_a_card_that_counts_its_energy_is_believed(tmp_path: Path) -> None:
-    """What it used between two readings is in the result and in the file of samples, though no reading saw its power."""
+    """What it used between two readings is in the result and the file of samples, though no reading saw its power."""
     live = Live(tmp_path / "host", profile="instinct", gpus=2, busy="idle")
     devices, file = gpus(tmp_path / "host"), tmp_path / "samples.jsonl"
     live.pattern = lambda gpu, seconds: 100.0 if seconds == 10 and not gpu else 0.0

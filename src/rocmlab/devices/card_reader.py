@@ -44,7 +44,7 @@ class CardReader:
             folder: of the device, below the root.
             root: of the host.
             errors_seconds: how old counts of memory errors may be: each look at them asks the card's firmware.
-            fields: of a Sample, all in RULES, that are read, next to the card's count of its energy; None for everything.
+            fields: of a Sample, all in RULES, that are read, and in any case the card's energy; None for everything.
         """
         self._folder_handle = -1  # on a simulated host
         self.energy_joules: float | None = None  # counted by the card until the last reading; None where it does not

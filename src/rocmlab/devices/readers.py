@@ -1,7 +1,8 @@
 """What devices report, read every second or two: files stay open.
 
 A full Reader fills the Samples of `rocmlab.devices.sample`, and adds the CPU's load, which takes two readings. Others
-give busy share, VRAM and power by the same rules; the other fields are None. Both have the device's count of its energy.
+give busy share, VRAM and power by the same rules; the other fields are None. Both
+have the device's count of its energy.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Readers:
 
 
 class _Handle:
-    """Reads how much an NVIDIA GPU is used, and its energy: millijoules since the driver was loaded (Volta and later)."""
+    """Reads how much an NVIDIA GPU is used, and its energy: mJ since the driver was loaded (Volta and later)."""
 
     energy_joules: float | None = None
 

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rocmlab.base import formatting
+from rocmlab.base.prices import Amount, Prices
 from rocmlab.reports import NO_FAILURE, tables, values
 from rocmlab.reports.failures import FORBIDDEN, Failure
 
@@ -46,6 +47,8 @@ def render(results: Mapping[str, Any], failures: Mapping[str, Failure], uses: Se
     )
     environment.filters |= {"coloured": coloured, "link": link, "short": formatting.short}
     jobs = results["jobs"]
+    prices = Prices(**found) if (found := results["run"].get("prices")) else None
+    usage = _Usage(prices)
     failed, rows = _worst_first(jobs), _rows(jobs)
     seen = [*rows["shown"], *rows["folded"], *failed[:FAILURES]]
     text = environment.get_template("page.html.j2").render(
@@ -61,9 +64,10 @@ def render(results: Mapping[str, Any], failures: Mapping[str, Failure], uses: Se
         more_failed=_errors(failed[FAILURES:]),
         rows=rows,
         rows_shown=tables.ROWS,
-        usage={job["name"]: _usage(job["devices"]) for job in seen},
-        columns=_columns(jobs),
+        usage={job["name"]: usage.of(job) for job in seen},
+        columns=usage.columns(jobs),
         gpus=values.gpu_totals(jobs),
+        amount=usage.amount(jobs),
         uses=uses,
         unnamed={job["name"]: unnamed(job) for job in seen},
         attempts={job["name"]: attempts(job) for job in seen},
@@ -146,22 +150,38 @@ def _simulated(jobs: Sequence[Job]) -> str:
     return ("SIMULATED" if all(flags) else f"{sum(flags)} SIMULATED") if any(flags) else ""
 
 
-def _usage(devices: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what is known of how a job's devices were used; nothing where nothing is."""
-    used = values.used(devices)
-    busy = used["mean_busy_percent"]
-    found = {
-        "peak VRAM": formatting.size(used["peak_vram_bytes"]),
-        "mean use": "" if busy is None else f"{busy:.0f} %",
-        "energy": formatting.energy(used["energy_joules"]),
-    }
-    return {name: text for name, text in found.items() if text}
+class _Usage:
+    """What is known of how jobs used their devices, and what that costs."""
 
+    COLUMNS = ("peak VRAM", "mean use", "GPU time", "energy", "costs")
 
-def _columns(jobs: Sequence[Job]) -> list[str]:
-    """Return which columns on the devices the table of jobs has: those of which something is known."""
-    found = {name for job in jobs for name in _usage(job["devices"])}
-    return [name for name in ("peak VRAM", "mean use", "energy") if name in found]
+    def __init__(self, prices: Prices | None) -> None:
+        self._prices = prices
+
+    def amount(self, jobs: Sequence[Job]) -> Amount | None:
+        """Return what jobs cost; None without prices, and where nothing is known."""
+        gpus = values.gpu_totals(jobs)
+        return self._prices.amount(gpus.joules, gpus.seconds, gpus.is_whole) if self._prices else None
+
+    def of(self, job: Job) -> dict[str, str]:
+        """Return what is known, by column; GPU time, energy and amount with those of earlier attempts."""
+        used, gpus, amount = values.used(job["devices"]), values.gpu_totals([job]), self.amount([job])
+        busy, energy = used["mean_busy_percent"], formatting.energy(gpus.joules)
+        found = {
+            "peak VRAM": formatting.size(used["peak_vram_bytes"]),
+            "mean use": "" if busy is None else f"{busy:.0f} %",
+            "GPU time": formatting.duration(gpus.seconds),
+            "energy": energy if gpus.is_whole or not energy else f"at least {energy}",
+            "costs": "" if amount is None else str(amount),
+        }
+        return {name: text for name, text in found.items() if text}
+
+    def columns(self, jobs: Sequence[Job]) -> list[str]:
+        """Return which columns the table of jobs has: those of which something is known that no other column says."""
+        found = {name for job in jobs for name in self.of(job)}
+        if all(values.gpu_totals([job]).seconds in (None, job["seconds"]) for job in jobs):
+            found.discard("GPU time")  # it is the job's time
+        return [name for name in self.COLUMNS if name in found]
 
 
 def unnamed(job: Job) -> str:

@@ -49,7 +49,7 @@ def write(settings: Settings) -> list[str]:
     wanted = {name: settings.get(name) for name in NAMES}
     if before != wanted:
         envfile.write(path, json.dumps(wanted, indent=1) + "\n", mode=0o644)
-    return [f"{name}={value}" for name, value in wanted.items() if before.get(name, DEFAULTS[name]) != value]
+    return [f"{name}={value}" for name, value in wanted.items() if before.get(name, DEFAULTS.get(name, "")) != value]
 
 
 def write_notify(settings: Settings, owner: tuple[str, str] | None = None) -> None:

@@ -265,6 +265,21 @@ SETTINGS = (
         page="running.md",
     ),
     Setting(
+        "PRICE_PER_KWH",
+        "",
+        "the price of a kWh, such as `0.30 EUR`: reports of runs and the panel then show what the GPUs cost",
+        otherwise="no amounts are shown",
+        details="A number and a currency: three letters, or one of € $ £ ¥.",
+        page="cell-cost.md",
+    ),
+    Setting(
+        "PRICE_PER_GPU_HOUR",
+        "",
+        "the price of an hour of one GPU, such as `1.20 EUR`, added to that of the energy if both are set",
+        otherwise="GPU time costs nothing",
+        page="cell-cost.md",
+    ),
+    Setting(
         "GPU_METRICS_NAMES",
         "rocmlab",
         "names of the metrics: rocmlab, amd (as AMD's device-metrics-exporter has them), or both",

@@ -79,6 +79,10 @@ class Sampler:
         """The devices, by `device_id`, whose reading has not come back."""
         return [name for name, watched in self._watched.items() if watched.is_hanging]
 
+    def is_whole(self, name: str) -> bool:
+        """Return whether a device's energy, by `device_id`, is all that it used since its first reading."""
+        return name in self._watched and self._watched[name].energy.is_whole
+
     def read(self) -> Snapshot:
         """Return what all devices report now; a device that cannot be read has a Sample in which nothing is known."""
         with self._lock:

@@ -13,7 +13,7 @@ from tornado.web import HTTPError
 
 from rocmlab.base import hosts, live
 from rocmlab.lab.recorder.recorder import OutputsHandler, Recorder
-from rocmlab.lab.server import guard, handlers, tls
+from rocmlab.lab.server import guard, handlers, leased, tls
 from rocmlab.lab.server.idle import CULLING
 from rocmlab.lab.server.logfile import LogFile
 from rocmlab.lab.server.login import Login
@@ -35,6 +35,7 @@ class PanelApp(ExtensionApp):
 
     _panel: Panel | None = None
     _watch: PeriodicCallback | None = None
+    _costs_watch: PeriodicCallback | None = None
     _culling: Culling | None = None
     _tls: tls.Listener | None = None
     _log_file: LogFile | None = None
@@ -71,6 +72,8 @@ class PanelApp(ExtensionApp):
         self._apply_settings()
         self._watch = PeriodicCallback(self._apply_settings, LOOK_SECONDS * 1000)
         self._watch.start()
+        self._costs_watch = PeriodicCallback(self._follow_costs, LOOK_SECONDS * 1000)
+        self._costs_watch.start()
 
     def _apply_settings(self) -> None:
         if self._login is not None:
@@ -91,6 +94,14 @@ class PanelApp(ExtensionApp):
         if self._culling is not None:
             self._culling.apply(culling)
 
+    def _follow_costs(self) -> None:
+        """Count what notebooks take of GPUs from the first lease on; before it, nothing is imported for that."""
+        server: Any = self.serverapp
+        if leased.has_any(server.kernel_manager):
+            self.panel().follow_costs()
+            if self._costs_watch is not None:
+                self._costs_watch.stop()
+
     def _apply_recording(self, value: str) -> None:
         if value == "on":
             self.panel().record()
@@ -106,6 +117,8 @@ class PanelApp(ExtensionApp):
         """End the streams, which lets their handlers finish before the server does."""
         if self._watch is not None:
             self._watch.stop()
+        if self._costs_watch is not None:
+            self._costs_watch.stop()
         if self._culling is not None:
             self._culling.stop()
         if self._tls is not None:

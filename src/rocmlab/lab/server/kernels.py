@@ -15,7 +15,9 @@ from tornado.web import HTTPError
 
 from rocmlab.base import live
 from rocmlab.base.errors import RocmlabError
+from rocmlab.devices import Device
 from rocmlab.lab.server import idle
+from rocmlab.lab.server.leased import lease_of
 from rocmlab.lab.server.wire import UnknownKernelError
 from rocmlab.telemetry.model import device_id
 
@@ -41,6 +43,11 @@ class Kernels:
                 continue  # it has ended since the list was made
             found.append(_row(kernel_id, manager, names.get(kernel_id), now, patience))
         return found
+
+    def gpus(self, kernel_id: str) -> tuple[Device, ...]:
+        """Return the GPUs that a kernel has a lease of."""
+        manager = self._kernels.get_kernel(kernel_id) if kernel_id in self._kernels else None
+        return manager.provisioner.owned.devices if manager and lease_of(manager) else ()
 
     async def act(self, kernel_id: str, action: str) -> None:
         """Interrupt, restart or shut down a kernel; raise RocmlabError if that could not be done."""
@@ -115,7 +122,7 @@ def _row(
 ) -> Row:
     provisioner = getattr(manager, "provisioner", None)  # none while it starts, and with kernels of a gateway
     owned = getattr(provisioner, "owned", None)  # only of our provisioner; none if the kernel was rejected
-    lease = owned.lease if owned else None
+    lease = lease_of(manager)
     since = _idle_since(manager, now, patience_seconds)
     return {
         "kernel_id": kernel_id,

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rocmlab.base import live, prices
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, is_simulated, system_root
 from rocmlab.lab.server import telemetry
@@ -23,6 +24,9 @@ from rocmlab.lab.server.state import State
 from rocmlab.lab.server.telemetry import Telemetry
 from rocmlab.lab.server.wire import event, failure, history_json, problem_json
 from rocmlab.telemetry.model import Snapshot, device_id
+
+if TYPE_CHECKING:
+    from rocmlab.lab.server.costs import Costs
 
 log = logging.getLogger("rocmlab")
 
@@ -44,6 +48,7 @@ class Panel:
         self.state = State(self.root, self.kernels, shown)
         self.telemetry = Telemetry(self.root, lambda: self.state.rows, shown)
         self.cluster = Cluster()
+        self.costs: Costs | None = None  # of the notebooks; None as long as no kernel has had a lease
         self._writing: SharedReader[tuple[bytes, str]] = SharedReader("the metrics", 10.0)
         self._packing: SharedReader[bytes] = SharedReader("the history", 30.0)
         self._recording: asyncio.Task[None] | None = None
@@ -101,6 +106,18 @@ class Panel:
             self.state.forget_leases()
             self._news.set()
 
+    def follow_costs(self) -> None:
+        """Read from now on what the notebooks take of GPUs, also while there are no viewers."""
+        if self.costs is None:
+            from rocmlab.lab.server.costs import Costs
+
+            self.costs = Costs(self.root, self._leased, self.telemetry.processes)
+            self.costs.start()
+
+    async def _leased(self) -> list[Row]:
+        found = [{**row, "gpus": self.kernels.gpus(row["kernel_id"])} for row in await self.state.kernels()]
+        return [row for row in found if row["since"] and row["gpus"]]
+
     async def close(self) -> None:
         """Disconnect the viewers, and stop; what does not end within a second is abandoned."""
         self.broadcast.close()
@@ -113,6 +130,9 @@ class Panel:
             await asyncio.wait_for(self.cluster.close(), CLOSE_SECONDS / 2)
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.telemetry.close(), CLOSE_SECONDS / 2)
+        if self.costs is not None:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.costs.close(), CLOSE_SECONDS / 2)
 
     def record(self) -> None:
         """Read the devices from now on, also without viewers, so that the history is there when one comes."""
@@ -175,6 +195,7 @@ class Panel:
             self.state.begin_to_ask_doctor(self.telemetry.devices, self._news.set)
             try:
                 state = await self.state.now(self._snapshot, self.telemetry.devices, self._failures())
+                state["costs"] = self.costs.rows if self.costs else []
                 known = _lasting(state)
                 if known != sent:
                     sent = known
@@ -185,7 +206,10 @@ class Panel:
                 await asyncio.wait_for(self._news.wait(), STATE_SECONDS)
 
     def _failures(self) -> list[Row]:
-        """Return what is wrong with the sampler, and what it found wrong."""
+        """Return what is wrong with the sampler, what it found wrong, and a price that cannot be read."""
+        return [*self._of_sampler(), *_price_problems()]
+
+    def _of_sampler(self) -> list[Row]:
         if self._failure:
             return self._failure
         if time.monotonic() - self._sampled_seconds < SILENT_SECONDS:
@@ -198,6 +222,14 @@ class Panel:
         return [failure("", silent)]
 
 
+def _price_problems() -> list[Row]:
+    try:
+        prices.parse(live.values())
+    except RocmlabError as err:
+        return [problem_json(err.problem, status="warns")]
+    return []
+
+
 def _snapshot_events(snapshot: Snapshot) -> tuple[bytes, Callable[[], bytes]]:
     return event("snapshot", snapshot.as_dict()), lambda: event("snapshot", _without_owners(snapshot).as_dict())
 
@@ -205,7 +237,7 @@ def _snapshot_events(snapshot: Snapshot) -> tuple[bytes, Callable[[], bytes]]:
 def _state_events(state: Row) -> tuple[bytes, Callable[[], bytes]]:
     """Return a state for all, and for those who may not read kernels: its leases and problems."""
     return event("state", state), lambda: event(
-        "state", {**state, "kernels": [], "idle_holders": [], "leases": _without_holders(state["leases"])}
+        "state", {**state, "kernels": [], "idle_holders": [], "costs": [], "leases": _without_holders(state["leases"])}
     )
 
 

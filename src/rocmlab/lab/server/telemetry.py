@@ -103,6 +103,12 @@ class Telemetry:
         processes = await self._processes.do(lambda: attribute(devices))
         return replace(snapshot, processes=tuple(processes))
 
+    async def processes(self, devices: Sequence[Device]) -> Sequence[GpuProcess]:
+        """Return the processes on these devices, with their owners; the devices are not read for this."""
+        await self.hub()
+        attribute = self._attribute
+        return await self._processes.do(lambda: attribute(devices)) if attribute else ()
+
     async def close(self) -> None:
         """Stop, and close what is open."""
         if self._one is not None:

@@ -11,6 +11,9 @@ from importlib import metadata
 from typing import Any
 
 from rocmlab import __version__
+from rocmlab.base import live, prices
+from rocmlab.base.errors import RocmlabError
+from rocmlab.base.prices import Amount, Prices
 from rocmlab.notebook import executed
 from rocmlab.notebook.outcome import ERROR_NAMES, Executed, Outcome
 from rocmlab.reports import SCHEMA_VERSION, compare, values
@@ -40,6 +43,7 @@ class Run:
     earlier: Mapping[str, Any] | None = None  # the run to compare with, by `compare.load`
     warnings: list[str] = field(default_factory=list)  # about the run as a whole
     notes: list[str] = field(default_factory=list)  # what was continued and why
+    prices: Prices | None = None  # None: no amounts are shown
 
     @property
     def is_ok(self) -> bool:
@@ -50,6 +54,12 @@ class Run:
     def gpus(self) -> values.GpuTotals:
         """What all jobs took of GPUs."""
         return values.gpu_totals([vars(result) for result in self.results])
+
+    @property
+    def amount(self) -> Amount | None:
+        """What the GPUs cost by the prices; None where there are none, or nothing is known."""
+        gpus = self.gpus
+        return self.prices.amount(gpus.joules, gpus.seconds, gpus.is_whole) if self.prices else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `results.json`."""
@@ -67,6 +77,7 @@ class Run:
                 "slots": self.slots,
                 "gpu_seconds": None if gpus.seconds is None else round(gpus.seconds, 3),
                 "energy_joules": None if gpus.joules is None or not gpus.is_whole else round(gpus.joules, 1),
+                **({} if self.prices is None else {"prices": vars(self.prices)}),
             },
             "versions": self.versions,
             "simulated": any(result.simulated for result in self.results),
@@ -80,6 +91,10 @@ class Run:
         Raises:
             OSError: the folder cannot be written.
         """
+        try:
+            self.prices = prices.parse(live.values())
+        except RocmlabError as err:
+            self.warnings.append(f"no amounts of money: {err.problem.what}: {err.problem.why}; {err.problem.fix}")
         results = self.as_dict()
         self.folder.remove_drafts()
         self.folder.save_results(results)

@@ -146,7 +146,8 @@ def _totals(run: Run) -> Text:
         text.append(", ")
     text.append(f"{formatting.duration(run.seconds)} in all")
     if gpus := str(run.gpus):
-        text.append(f"; {gpus}{' (SIMULATED)' if any(result.simulated for result in run.results) else ''}")
+        money = f", {run.amount}" if run.amount else ""
+        text.append(f"; {gpus}{money}{' (SIMULATED)' if any(result.simulated for result in run.results) else ''}")
     if run.is_interrupted:
         text.append("; the run was interrupted", "yellow")
     text.append(f"\nreport: {formatting.path(run.folder.path / reports.HTML)}")
