@@ -63,7 +63,7 @@ def test_the_panel_shows_what_the_tree_has(lab: Lab, page: Page, complaints: lis
         assert card(page, device).locator("canvas").count() == 4
     cells = page.locator(".rocmlab-Table tbody tr td").all_inner_texts()
     assert [cell.replace("\xa0", " ") for cell in cells[:3]] == ["GPU 1", "7.0 GiB", "50 %"]
-    assert page.locator(".rocmlab-Table th[scope=col]").count() == 7
+    assert page.locator(".rocmlab-Table th[scope=col]").count() == 8
     assert complaints == []
 
 

@@ -37,6 +37,7 @@ CELLS = {
     "no framework": "%%profile_gpu\n1",
     "unknown": "%%profile_gpu numpy\n1",
     "not installed": "%%profile_gpu jax\n1",
+    "script": "%%profile_gpu rocprofv3\nraise SystemExit('it ran in the kernel')",
     "plain": "1 + 1",
 }
 
@@ -126,10 +127,11 @@ def test_mistakes_say_how_it_is_used(outputs: dict[str, list[Any]]) -> None:
         ("no framework", "UsageError: no framework is in use"),
         ("unknown", "no profiler is known for numpy"),
         ("not installed", "jax is not installed in this kernel"),
+        ("script", "rocprofv3 was not found"),
     ):
         (shown,) = outputs[name]
         assert why in shown.text
-        assert "%%profile_gpu torch" in shown.text or name == "not installed"
+        assert "%%profile_gpu torch" in shown.text or name in ("not installed", "script")
 
 
 def test_nothing_is_imported_before_it_is_used(outputs: dict[str, list[Any]]) -> None:

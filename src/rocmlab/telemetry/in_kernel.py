@@ -76,12 +76,18 @@ class Cells:
         return None
 
     def profile_gpu(self, line: str, cell: str) -> None:
-        """Show which kernels took the time of a cell: `%%profile_gpu` as its first line, or `%%profile_gpu jax`."""
+        """Show which kernels took the time of a cell: `%%profile_gpu` as its first line, or `%%profile_gpu jax`.
+
+        `%%profile_gpu rocprofv3` runs the cell as a script of its own.
+        """
         from IPython.core.error import UsageError
 
         from rocmlab.base.errors import RocmlabError
 
         try:
+            if line.strip() == "rocprofv3":
+                _show_script(cell)
+                return
             profiling = _profiling(line.strip(), cell).__enter__()
         except RocmlabError as err:
             raise UsageError(str(err)) from None
@@ -130,6 +136,14 @@ def _started(text: str) -> AbstractContextManager[object] | None:
     except Exception as err:
         sys.stderr.write(f"The cell is not profiled: {err}\n")
         return None
+
+
+def _show_script(cell: str) -> None:
+    from IPython.display import display
+
+    from rocmlab.telemetry import rocprof
+
+    display(rocprof.run(cell))  # type: ignore[no-untyped-call]
 
 
 def _measure() -> Measurement:

@@ -142,10 +142,10 @@ class Profile:
 
     def _notes(self) -> list[str]:
         left = len(self.rows) - SHOWN
-        whole = "rocprofv3 --runtime-trace --output-format pftrace -- python SCRIPT.py"
+        is_hinted = self.framework != "rocprofv3" and shutil.which("rocprofv3")
         return [
             *([f"{formatting.plural(left, 'more name')} in the trace"] if left > 0 else []),
-            *([f"a whole script, with each call of HIP: {whole}"] if shutil.which("rocprofv3") else []),
+            *(["with each call of HIP, as a script of its own: %%profile_gpu rocprofv3"] if is_hinted else []),
         ]
 
     def __repr__(self) -> str:

@@ -94,7 +94,7 @@ class Profiling:
         try:
             with self._folder:
                 trace = self._profiler.stop()
-                path = _folder() / f"{datetime.now():profile-%Y%m%dT%H%M%S.%f}-{os.getpid()}.json.gz"
+                path = folder_of_traces() / f"{datetime.now():profile-%Y%m%dT%H%M%S.%f}-{os.getpid()}.json.gz"
                 shutil.move(trace, path)
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 display(Profile(self._framework, wall, *summarise(read(file)), path))  # type: ignore[no-untyped-call]
@@ -219,7 +219,7 @@ def _events(space: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
                 }
 
 
-def _folder() -> Path:
+def folder_of_traces() -> Path:
     """Return where traces go: into the folder of the run, else to the share, else next to the notebook."""
     share = Path(os.environ.get("ROCMLAB_SHARE") or os.getcwd())
     run = share / "runs" / os.environ.get("ROCMLAB_RUN", "-")
