@@ -533,7 +533,13 @@
 /* A half of the window, and less: fewer columns. */
 @container (max-width: 860px) {
   .rocmlab-Table :is(th, td):nth-child(4),
-  .rocmlab-Table :is(th, td):nth-child(6) {
+  .rocmlab-Table :is(th, td):nth-child(7) {
+    display: none;
+  }
+}
+
+@container (min-width: 561px) and (max-width: 720px) {
+  .rocmlab-Table :is(th, td):nth-child(5) {
     display: none;
   }
 }
