@@ -184,6 +184,9 @@ def test_the_page_of_its_own_is_usable_by_keyboard(lab: Lab, page: Page, complai
     free = page.get_by_role("button", name="Shut down idle.ipynb to free 5.0")
     free.wait_for(timeout=WAIT)
     assert free.inner_text().replace("\xa0", " ") == "Shut down to free 5.0 GiB"
+    costs = row(page, "idle.ipynb").locator("td[data-label='GPU time, energy']")
+    costs.filter(has_text=re.compile(r"^\d+\xa0(s|min), (≥ )?[\d.]+\xa0(J|Wh)$")).wait_for(timeout=WAIT)
+    assert page.locator(".rocmlab-Total").inner_text().startswith("Since ")
 
     focused = page.locator(":focus")
     for _ in range(12):
