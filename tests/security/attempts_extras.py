@@ -6,10 +6,12 @@ What needs the token, and what other pages may change, is tried with the lab's o
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from urllib.parse import unquote
 
 import websocket
 from attempts import Attempt, Group
@@ -96,25 +98,27 @@ def _has_left(target: Target, path: str, body: object) -> str | None:
 
 
 def _documents(target: Target) -> Path:
-    """Return where the lab writes what is edited, for the language server."""
-    return target.lab.folder / ".rocmlab/runtime/virtual_documents"
+    """Return where the lab writes what is edited, for the language server, as its page has it."""
+    found = re.search(r'"virtualDocumentsUri": "file://([^"]+)"', target.as_user("/lab").body)
+    assert found
+    return Path(unquote(found[1]))
 
 
 def _opened(target: Target, *addresses: str) -> bool:
     """Have the language server open documents, the last of them in its own folder; return whether that was written."""
-    name = f"{canary()}.py"
+    written = _documents(target) / f"{canary()}.py"
     header = [f"Authorization: token {target.token}"]
     url = f"ws://{target.address}/lsp/ws/pylsp"
     channel = websocket.create_connection(url, header=header, suppress_origin=True, timeout=START_SECONDS)
     try:
-        for address in (*addresses, f"{_documents(target).as_uri()}/{name}"):
+        for address in (*addresses, written.as_uri()):
             document = {"uri": address, "languageId": "python", "version": 1, "text": "attack = 1\n"}
             message = {"jsonrpc": "2.0", "method": "textDocument/didOpen", "params": {"textDocument": document}}
             channel.send(json.dumps(message))
         deadline = time.monotonic() + START_SECONDS
-        while not (_documents(target) / name).exists() and time.monotonic() < deadline:
+        while not written.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        return (_documents(target) / name).exists()
+        return written.exists()
     finally:
         channel.close()
 
