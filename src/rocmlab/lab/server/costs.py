@@ -1,7 +1,7 @@
 """What the notebooks of one server have taken of GPUs since it was started: hours and energy of their leases.
 
 A lease is a GPU's exclusive right, so what the GPU uses meanwhile is its notebook's, idle draw included. Only leased
-GPUs are read, every few seconds, whether a page is open or not; between two readings a card's own count is believed.
+GPUs are read, every ten seconds, whether a page is open or not; between two readings a card's own count is believed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rocmlab.telemetry.sampler import Sampler
 
 log = logging.getLogger("rocmlab")
 
-EVERY_SECONDS = 5.0
-LATE_SECONDS = 15.0  # after the start of a lease; where the first reading is later, its energy is more than was read
+EVERY_SECONDS = 10.0  # more than the five after which amdgpu lets an unused GPU sleep: a reading begins them anew
+LATE_SECONDS = 20.0  # after the start of a lease; where the first reading is later, its energy is more than was read
 PROCESSES_SECONDS = 60.0  # between two looks at who else uses the leased GPUs: they cost more than all readings
 
 Row = dict[str, Any]
