@@ -200,7 +200,7 @@ class Meters:
     def _forget(self, uses: Sequence[_Use]) -> None:
         for use in uses:
             if use.source is not None and use.file:
-                use.file.energy_joules[device_id(use.source.device)] = use.energy.joules
+                use.file.energy_joules[device_id(use.source.device)] = use.usage()["energy_joules"]
         for use in uses:
             if use.source is not None:
                 if use.file:
