@@ -24,7 +24,7 @@ from rocmlab.telemetry.sampler import Sampler
 
 log = logging.getLogger("rocmlab")
 
-EVERY_SECONDS = 10.0  # more than the five after which amdgpu lets an unused GPU sleep: a reading begins them anew
+EVERY_SECONDS = 10.0  # more than the five after which amdgpu lets an unused GPU sleep: a reading restarts that time
 LATE_SECONDS = 20.0  # after the start of a lease; where the first reading is later, its energy is more than was read
 PROCESSES_SECONDS = 60.0  # between two looks at who else uses the leased GPUs: they cost more than all readings
 
