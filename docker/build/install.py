@@ -3,6 +3,9 @@
 Usage: PYTHON install.py ARGUMENTS..., those of `pip install`, run by the interpreter of the environment. uv reads none
 of pip's settings, so they are translated here. pip itself installs where uv is not there, where a setting has no
 equivalent in uv, and where uv fails: its error is the one shown.
+
+One argument is ours: with `--no-other-index` packages come from the index and the folders among the arguments alone.
+pip takes the highest version that any place has, so another index of its settings could replace a framework's build.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ NAMED = {  # uv's are for all packages, and would replace what is there; pip's a
     "--force-reinstall": "--reinstall-package",
 }
 WITH_VALUE = ("--constraint", "-c", "--requirement", "-r", "--editable", "-e", "--no-binary", "--only-binary")
+ALONE = "--no-other-index"
 OFFLINE = "ROCMLAB_OFFLINE"  # from uv's cache alone, or not at all
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
@@ -213,24 +217,37 @@ def joined(added: Mapping[str, list[str]], environment: Mapping[str, str]) -> di
     return made
 
 
+def effective(arguments: list[str]) -> dict[str, str]:
+    """Return pip's settings that hold beside these arguments.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
+    listing = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False)
+    if listing.returncode:
+        raise ValueError(listing.stderr)
+    try:
+        found = settings(listing.stdout)
+    except SyntaxError as err:
+        raise ValueError(str(err)) from err
+    return {name: value for name, value in found.items() if ALONE not in arguments or name not in PLACES}
+
+
 def with_uv(arguments: list[str]) -> str:
     """Install with uv; return why it did not, empty where it did."""
     if not os.access(UV, os.X_OK):
         return "it is not there"
-    listing = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False)
-    if listing.returncode:
-        return "the settings of pip cannot be read"
-    rest, given, added = split(arguments)
+    rest, given, added = split([each for each in arguments if each != ALONE])
     # uv's own variables could name another index: only pip's settings say where packages come from.
     own = {name: value for name, value in os.environ.items() if not name.startswith("UV_") or name == "UV_CACHE_DIR"}
     try:
-        found = settings(listing.stdout) | given
+        found = effective(arguments) | given
         environment = own | translated(found, own)
         environment |= joined(added, environment)
         rest = named(rest)
     except Untranslatable as err:
         return f"it has no equivalent of pip's setting {err}"
-    except (SyntaxError, ValueError):
+    except ValueError:
         return "the settings of pip cannot be read"
     options = ["--no-config", "--no-python-downloads", "--python", sys.executable, "--break-system-packages"]
     options += ["--no-index"] if is_true(found.get("no-index", "")) and "--no-index" not in rest else []
@@ -246,6 +263,23 @@ def with_uv(arguments: list[str]) -> str:
     return f"it ended with exit code {code}" if code else ""
 
 
+def with_pip(arguments: list[str]) -> int:
+    """Install with pip; return its exit code."""
+    if ALONE not in arguments:
+        return subprocess.run([*PIP, "install", *arguments], check=False, close_fds=False).returncode
+    try:
+        found = effective(arguments)
+    except ValueError as err:
+        sys.stderr.write(f"ERROR: the settings of pip cannot be read: {err}\n")
+        return 2
+    # An index of a configuration file cannot be taken back by an argument, so the other settings are given in its place.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    own |= {f"PIP_{name.upper().replace('-', '_')}": value for name, value in found.items()}
+    command = [sys.executable, "-m", "pip", "install", *(each for each in arguments if each != ALONE)]
+    environment = {**own, "PIP_CONFIG_FILE": os.devnull}
+    return subprocess.run(command, env=environment, check=False, close_fds=False).returncode
+
+
 def main(arguments: list[str]) -> int:
     """Install with uv, else with pip; return the exit code."""
     if BUILDS_PIP.exists():
@@ -255,7 +289,7 @@ def main(arguments: list[str]) -> int:
         return 1 if why else 0
     sys.stderr.write(f"pip installs, not uv: {why}\n")
     sys.stderr.flush()
-    return subprocess.run([*PIP, "install", *arguments], check=False, close_fds=False).returncode
+    return with_pip(arguments)
 
 
 if __name__ == "__main__":

@@ -44,17 +44,33 @@ def translate(install: ModuleType, **settings: str) -> dict[str, str]:
     return found
 
 
-def wheel(folder: Path, name: str, version: str = "1.0") -> Path:
-    """Write a wheel with one empty module."""
+def wheel(folder: Path, name: str, version: str = "1.0", more: str = "") -> Path:
+    """Write a wheel with one empty module, and more lines of metadata."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
     information = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{name}.py", "")
-        archive.writestr(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}")
         archive.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{information}/RECORD", f"{name}.py,,\n")
     return path
+
+
+def index(folder: Path) -> str:
+    """Write an index of all wheels in its folder `files`, and return its address."""
+    for path in sorted((folder / "files").glob("*.whl")):
+        page = folder / "simple" / path.name.partition("-")[0] / "index.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        with open(page, "a", encoding="utf-8") as file:
+            file.write(f'<a href="{path.as_uri()}">{path.name}</a>\n')
+    return (folder / "simple").as_uri()
+
+
+def versions(environment: Path, *names: str) -> dict[str, str]:
+    """Return which versions of these packages are installed."""
+    found = [path.name.split("-") for path in environment.glob("lib/python*/site-packages/*.dist-info")]
+    return {name: version.removesuffix(".dist") for name, version, *_ in found if name in names}
 
 
 @pytest.fixture(scope="module")
@@ -393,3 +409,32 @@ class TestInstaller:
         assert not [path for path in environment.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o002]
         assert again.returncode != 0
         assert "HASHES" in again.stderr
+
+    @pytest.mark.parametrize("has_uv", [True, False])
+    @pytest.mark.parametrize("setting", ["extra-index-url", "find-links"])
+    def test_no_other_index_outbids_the_one_that_was_chosen(
+        self, environment: Path, tmp_path: Path, setting: str, has_uv: bool
+    ) -> None:
+        """pip takes the highest version of all places; also a wheel that a chosen one requires comes from there alone."""
+        import uv
+
+        wheel(tmp_path / "chosen/files", "engine", "1.0", "Requires-Dist: sdk\n")
+        wheel(tmp_path / "chosen/files", "sdk", "1.0")
+        for name in ("engine", "sdk"):
+            wheel(tmp_path / "other/files", name, "9.0")
+        chosen, other = (index(tmp_path / name) for name in ("chosen", "other"))
+        configuration = tmp_path / "pip.conf"
+        place = (tmp_path / "other/files") if setting == "find-links" else other
+        configuration.write_text(f"[global]\n{setting} = {place}\n")
+        folder = Path(uv.find_uv_bin()).parents[1] if has_uv else tmp_path
+        given = ("--force-reinstall", "--index-url", chosen, "engine", "sdk")
+        settings = {"PIP_CONFIG_FILE": str(configuration), "PIP_CACHE_DIR": str(tmp_path / "cache")}
+
+        run(environment, *given, uv=folder, **settings)
+        before = versions(environment, "engine", "sdk")
+        done = run(environment, "--no-other-index", *given, uv=folder, **settings)
+
+        assert before == {"engine": "9.0", "sdk": "9.0"}
+        assert done.returncode == 0, done.stderr
+        assert versions(environment, "engine", "sdk") == {"engine": "1.0", "sdk": "1.0"}
+        assert ("pip installs" in done.stderr) is not has_uv

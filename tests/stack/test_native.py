@@ -506,7 +506,10 @@ class TestInstallation:
         steps = list(requirements.steps(Environment(tmp_path, "rocm", "python3", "https://index", "https://amd")))
         locked = (tmp_path / ".venv/native-rocm.txt").read_text()
 
-        assert "tensorflow-rocm>=2.16" in [word for step in steps for word in step.arguments]
+        tensorflow = next(step.arguments for step in steps if "tensorflow-rocm>=2.16" in step.arguments)
+        torch = next(step.fallback or () for step in steps if step.has_companions)
+        assert {"--no-index", "--no-other-index"} <= set(tensorflow)  # PyPI, or a mirror, could have a higher version
+        assert "--no-other-index" in torch
         assert "keras" in locked
         assert "tensorflow-cpu" not in locked
 

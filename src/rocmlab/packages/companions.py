@@ -19,6 +19,7 @@ FIX = (
     "or without it, where what you want can do without: %pip install --no-deps NAME"
 )
 IMPORT_SECONDS = 300
+ALONE = "--no-other-index"  # of docker/build/install.py: no index of pip's settings may outbid this one
 
 
 def settle(changed: Mapping[str, str], base: Base, scratch: Path, install: Callable[[list[str]], None]) -> list[str]:
@@ -41,7 +42,7 @@ def _settle(name: str, base: Base, scratch: Path, install: Callable[[list[str]],
         return ""
     if index := index_of(base.python):
         try:
-            install(["--no-deps", "--force-reinstall", "--index-url", index, name])
+            install(["--no-deps", "--force-reinstall", ALONE, "--index-url", index, name])
         except RocmlabError:
             return f"{name}: {why}; {index} has none either"
         why = problem(name, base, scratch)

@@ -166,7 +166,7 @@ def exactly(place: Place, versions: Mapping[str, str], say: Say) -> Path:
             index = companions.index_of(place.python)
             kinds = {name: name in protection.COMPANIONS and index is not None for name in versions}
             groups = [
-                [*(("--index-url", index) if is_companion and index else ()), *names]
+                [*((companions.ALONE, "--index-url", index) if is_companion and index else ()), *names]
                 for is_companion in (False, True)
                 if (names := [f"{name}=={versions[name]}" for name, kind in kinds.items() if kind == is_companion])
             ]
@@ -335,6 +335,7 @@ class _Work:
         program = next((each for each in PROGRAMS if each.exists()), None)
         python = str(self.scratch / "bin/python")
         command = [python, str(program)] if program else [python, "-m", "pip", "install"]
+        arguments = [each for each in arguments if program or each != companions.ALONE]
         pins = str(self.scratch / building.CONSTRAINTS)
         command += ["--disable-pip-version-check", "--no-input", "--no-compile", "--constraint", pins, *arguments]
         environment = variables(self.place)

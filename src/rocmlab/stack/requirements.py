@@ -24,6 +24,7 @@ GPU_LIBRARIES = ("cuda-", "jax-", "nvidia-", "pytorch-triton", "triton")  # what
 LAB_LOCKS = ("lab", "build")  # what is in these is all that JupyterLab needs to start
 LOCKED = ("--no-deps", "--require-hashes", "--requirement")
 INSTALL = "docker/build/install.py"  # installs with uv, else with pip
+ALONE = "--no-other-index"  # of it: only the index and the folders of the arguments, whatever pip's settings name
 AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
 
 
@@ -49,14 +50,15 @@ def steps(environment: Environment, *, is_serving: bool = False) -> Iterator[Ste
     yield Step(f"{content} ({count} packages)", (*LOCKED, str(lock)))
     if environment.backend == "rocm":
         # The public index ends with 2.14.0.600, which ignores RX 6800 to 7900: a typo in its list of targets.
-        wanted = ("--no-deps", "--pre", "--find-links", environment.tensorflow_index, "tensorflow-rocm>=2.16")
+        # No index either: it could outbid AMD's wheels by a higher version.
+        wanted = ("--no-deps", "--pre", ALONE, "--no-index", *_links(environment))
+        wanted += ("--find-links", environment.tensorflow_index, "tensorflow-rocm>=2.16")
         yield Step("AMD's TensorFlow", wanted)
     yield _torch_step(environment)
     if environment.jax_packages:
         pinned = environment.folder / "pinned.txt"
         pinned.write_text(pins(lock.read_text(encoding="utf-8")) + f"torch=={TORCH_VERSION}\n", encoding="utf-8")
-        links = ("--find-links", environment.wheels) if environment.wheels else ()
-        arguments = (*links, "--constraint", str(pinned), *environment.jax_packages.split())
+        arguments = (*_links(environment), "--constraint", str(pinned), *environment.jax_packages.split())
         yield Step(f"JAX's plugin ({environment.jax_packages})", arguments)
     yield from _extra_steps(environment)
     if environment.has_cluster:
@@ -78,6 +80,10 @@ def lab_steps(environment: Environment) -> Iterator[Step]:
     yield _own_step(environment)
 
 
+def _links(environment: Environment) -> tuple[str, ...]:
+    return ("--find-links", environment.wheels) if environment.wheels else ()
+
+
 def _extra_locks(environment: Environment) -> list[Path]:
     names = {"proxy" if name in extras.PROXIED else name for name in extras.parse(environment.extras)}
     return [environment.project / f"requirements/extras-{name}.txt" for name in sorted(names)]
@@ -94,8 +100,8 @@ def _own_step(environment: Environment) -> Step:
 
 def _torch_step(environment: Environment) -> Step:
     torch = f"torch=={TORCH_VERSION}"
-    links = ("--find-links", environment.wheels) if environment.wheels else ()
-    index = ("--retries", "1", "--index-url", environment.torch_index) if environment.torch_index else ()
+    links = _links(environment)
+    index = (ALONE, "--retries", "1", "--index-url", environment.torch_index) if environment.torch_index else ()
     # The GPU builds bring libraries of their own (triton, CUDA); what the CPU and Metal builds need is locked.
     dependencies = ("--no-deps",) if environment.backend in ("cpu", "metal") else ()
     return Step(
