@@ -272,7 +272,7 @@ def with_pip(arguments: list[str]) -> int:
     except ValueError as err:
         sys.stderr.write(f"ERROR: the settings of pip cannot be read: {err}\n")
         return 2
-    # An index of a configuration file cannot be taken back by an argument, so the other settings are given in its place.
+    # No argument takes an index of a configuration file back, so the other settings are given in that file's place.
     own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     own |= {f"PIP_{name.upper().replace('-', '_')}": value for name, value in found.items()}
     command = [sys.executable, "-m", "pip", "install", *(each for each in arguments if each != ALONE)]

@@ -415,7 +415,7 @@ class TestInstaller:
     def test_no_other_index_outbids_the_one_that_was_chosen(
         self, environment: Path, tmp_path: Path, setting: str, has_uv: bool
     ) -> None:
-        """pip takes the highest version of all places; also a wheel that a chosen one requires comes from there alone."""
+        """Pip takes the highest version of all places; what a wheel requires comes from the chosen one as well."""
         import uv
 
         wheel(tmp_path / "chosen/files", "engine", "1.0", "Requires-Dist: sdk\n")

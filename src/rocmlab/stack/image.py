@@ -15,10 +15,10 @@ from rocmlab.base import extras
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import amount
 from rocmlab.packages import system
-from rocmlab.stack import envfile, image_kind, image_size, process, shipped, source
+from rocmlab.stack import envfile, image_kind, image_size, process, released, shipped, source
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.progress import BuildProgress, PullProgress
-from rocmlab.stack.settings import Settings
+from rocmlab.stack.settings import Settings, qualified
 
 # For the base image unpacked and our layers.
 NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9, "slim": 10e9, "debian": 25e9}
@@ -88,6 +88,7 @@ class ImageLab(Lab):
         """A digest of all the image is made from; the image carries it as the label `rocmlab.inputs`."""
         names = ("BASE_IMAGE", "TORCH_INDEX", "JAX_PACKAGES", "ROCMLAB_BACKEND")
         facts = {name: self.values.get(name, "") for name in names}
+        facts["BASE_IMAGE"] = qualified(facts["BASE_IMAGE"])  # the same for Docker, which needs no registry's name
         facts |= {name: value for name, value in self.values.items() if name.startswith("ROCMLAB_IMAGE_")}
         facts |= {name: self.values[name] for name in (extras.SETTING,) if name in self.values}
         facts |= {"CLUSTER": "1"} if self.settings.is_in_cluster else {}
@@ -100,10 +101,13 @@ class ImageLab(Lab):
 
     def is_prepared(self) -> bool:
         """Return whether the image is built from exactly the present files and base."""
-        code, label = self.engine(
-            "image", "inspect", "--format", '{{index .Config.Labels "rocmlab.inputs"}}', self.image
-        )
-        return code == 0 and label.strip() == self.inputs
+        return self._inputs_of(self.image) == self.inputs
+
+    def _inputs_of(self, image: str) -> str:
+        """Return what an image was made from, empty if it is missing."""
+        label = f'{{{{index .Config.Labels "{released.INPUTS}"}}}}'
+        code, found = self.engine("image", "inspect", "--format", label, image)
+        return found.strip() if code == 0 else ""
 
     def is_built(self) -> bool:
         """Return whether any version of the image is here."""
@@ -179,6 +183,8 @@ class ImageLab(Lab):
         if self.is_prepared() and not always:
             return
         self.check_disk()
+        if not always and released.is_chosen(self.settings) and self._pull_released(say):
+            return
         self._pull_base(say)
         say(f"building image {self.image} on {self.values['BASE_IMAGE']}")
         log = self.settings.state / "build.log"
@@ -199,6 +205,30 @@ class ImageLab(Lab):
             )
         say(f"image {self.image} is built")
         self.has_built = True  # what has lost its name is removed when the new one's lab has answered
+
+    def _pull_released(self, say: Say) -> bool:
+        """Use the released image; print what was used and why, and return whether it was this one."""
+        try:
+            release = released.of(self.settings, self.kind)
+            environment = released.environment_of(self.environment, self.settings.project)
+            name = release.verified(self.inputs, environment)
+            sizes = image_size.layers(self._manifest, name)
+            say(f"pulling {name}" + (f" ({amount(sum(sizes.values()))} to download)" if sizes else ""))
+            log, shown = self.settings.state / "pull.log", PullProgress(sizes)
+            code, last = process.follow([self.program, "pull", name], log=log, show=shown, env=self.environment)
+            if code:
+                raise released.NotUsed(f"{name} could not be pulled: {last[-1] if last else 'no output'}")
+            if self._inputs_of(name) != self.inputs:
+                raise released.NotUsed(f"the label {released.INPUTS} of {name} is not what its signature says")
+        except released.NotUsed as err:
+            say(f"the image is built here, not pulled: {err}")
+            return False
+        self.keep_previous(self.image_id(self.image))
+        self.name_images(name, "")
+        self.engine("image", "rm", name)  # the name alone: with it, the image would never be removed as unused
+        say(f"{self.image} is the released {name}, made from the same files and settings; signed by {release.shown}")
+        self.has_built = True
+        return True
 
     def _progress(self, dockerfile: str) -> BuildProgress:
         """Return what makes a few lines of a build's many."""

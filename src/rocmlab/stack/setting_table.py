@@ -135,6 +135,28 @@ SETTINGS = (
         "BASE_IMAGE", "", "the image to build on, by tag or digest", otherwise="by backend and GPU", page="images.md"
     ),
     Setting(
+        "PULL",
+        "off",
+        "on: where cosign verifies the released image, and it is made from the same files and settings, it is used in "
+        "place of a build",
+        details="Which was used, and why, is printed. `make build` always builds.",
+        page="images.md",
+    ),
+    Setting(
+        "PULL_FROM",
+        "",
+        "where released images are: a repository on GitHub, OWNER/NAME; with PULL_KEY a registry and a path in it",
+        otherwise="the repository that this clone comes from",
+        page="images.md",
+    ),
+    Setting(
+        "PULL_KEY",
+        "",
+        "cosign's public key, a file, for images that you signed with a key of your own",
+        otherwise="none: the release workflow of that repository must have signed them",
+        page="images.md",
+    ),
+    Setting(
         "TORCH_INDEX",
         "",
         "where the PyTorch wheel comes from; empty: pip's own index",
