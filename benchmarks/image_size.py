@@ -1,4 +1,4 @@
-"""Fail where our own layers of the lab's image, without the frameworks and the base, are larger than planned.
+"""Fail where the lab's image is larger than planned: our own layers of it, or all of it.
 
 For releases: `PYTHONPATH=src python3 -m benchmarks.image_size` after `make build`.
 """
@@ -7,25 +7,49 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 
 from benchmarks.start import layer_sizes
 from rocmlab.stack import project
 from rocmlab.stack.docker import DockerLab
+from rocmlab.stack.image import NEEDED_BYTES
 
-# 335 MB were measured for the CPU; a base with a TensorFlow of its own gets more packages.
-BUDGETS_MB = {"cpu": 400, "slim": 400, "cuda": 700, "rocm": 700, "debian": 700}
+
+@dataclass(frozen=True)
+class Budget:
+    """What an image may have, in MB on the disk."""
+
+    layers_mb: float  # ours, without the frameworks and the base
+    total_mb: float  # with both; where it was not measured, the disk that `make up` says it needs
+    is_measured: bool = False
+
+
+def _announced(kind: str) -> float:
+    return NEEDED_BYTES[kind] / 1e6
+
+
+# The CPU's were measured: 272 to 335 MB of 3.3 GB. A base with a TensorFlow of its own gets more packages from us.
+BUDGETS = {
+    "cpu": Budget(400, 4000, is_measured=True),
+    "slim": Budget(400, _announced("slim")),
+    "cuda": Budget(700, _announced("cuda")),
+    "rocm": Budget(700, _announced("rocm")),
+    "debian": Budget(700, _announced("debian")),
+}
 
 
 def excess(kind: str, image: str, sizes: dict[str, float]) -> str:
-    """Return the error of an image with too large layers; empty: it keeps to the plan."""
-    budget = BUDGETS_MB[kind]
-    if sizes["layers_mb"] <= budget:
-        return ""
-    return (
-        f"error: the layers of {image} have {sizes['layers_mb']:.0f} MB\n"
-        f"  why: {budget} MB are planned for an image of the kind {kind}\n"
-        f"  fix: docker history {image} shows the layers; or change BUDGETS_MB in benchmarks/image_size.py"
-    )
+    """Return the error of an image that is too large; empty: it keeps to the plan."""
+    budget, total = BUDGETS[kind], sum(sizes.values())
+    found = [("the layers of ", sizes["layers_mb"], budget.layers_mb), ("", total, budget.total_mb)]
+    for what, size, planned in found:
+        if size > planned:
+            return (
+                f"error: {what}{image} {'have' if what else 'has'} {size:.0f} MB\n"
+                f"  why: {planned:.0f} MB are planned for an image of the kind {kind}\n"
+                f"  fix: docker history {image} shows the layers; or change BUDGETS in benchmarks/image_size.py"
+            )
+    return ""
 
 
 def main() -> int:
@@ -34,8 +58,9 @@ def main() -> int:
     if not isinstance(lab, DockerLab):
         print("error: the lab has no image of Docker", file=sys.stderr)
         return 2
-    sizes = layer_sizes(lab)
-    print(json.dumps({"image": lab.image, "kind": lab.kind, "budget_mb": BUDGETS_MB[lab.kind], **sizes}))
+    sizes, budget = layer_sizes(lab), BUDGETS[lab.kind]
+    planned = {"budget_layers_mb": budget.layers_mb, "budget_total_mb": budget.total_mb}
+    print(json.dumps({"image": lab.image, "kind": lab.kind, **planned, "is_measured": budget.is_measured, **sizes}))
     if found := excess(lab.kind, lab.image, sizes):
         print(found, file=sys.stderr)
     return 1 if found else 0

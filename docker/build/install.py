@@ -4,13 +4,16 @@ Usage: PYTHON install.py ARGUMENTS..., those of `pip install`, run by the interp
 of pip's settings, so they are translated here. pip itself installs where uv is not there, where a setting has no
 equivalent in uv, and where uv fails: its error is the one shown.
 
-One argument is ours: with `--no-other-index` packages come from the index and the folders among the arguments alone.
-pip takes the highest version that any place has, so another index of its settings could replace a framework's build.
+Two arguments are ours. `--hashes PATTERN` names locks: the first that has all named packages in these versions is used
+in their place, with its hashes and without what they require. With `--no-other-index` packages come from the index and
+the folders among the arguments alone: pip takes the highest version that any place has, so another index of its
+settings could replace a framework's build.
 """
 
 from __future__ import annotations
 
 import ast
+import glob
 import os
 import re
 import subprocess
@@ -74,7 +77,8 @@ NAMED = {  # uv's are for all packages, and would replace what is there; pip's a
     "--force-reinstall": "--reinstall-package",
 }
 WITH_VALUE = ("--constraint", "-c", "--requirement", "-r", "--editable", "-e", "--no-binary", "--only-binary")
-ALONE = "--no-other-index"
+ALONE, HASHES = "--no-other-index", "--hashes"
+PINNED = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
 OFFLINE = "ROCMLAB_OFFLINE"  # from uv's cache alone, or not at all
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
@@ -217,6 +221,34 @@ def joined(added: Mapping[str, list[str]], environment: Mapping[str, str]) -> di
     return made
 
 
+def by_hashes(arguments: list[str]) -> list[str]:
+    """Return the arguments with a lock in place of the packages that it has in these versions, if there is one.
+
+    `torch==2.13.0` means the lock's `torch==2.13.0+rocm7.2` as well: an index has one build.
+    """
+    if HASHES not in arguments:
+        return arguments
+    start = arguments.index(HASHES)
+    rest = arguments[:start] + arguments[start + 2 :]
+    valued = (*WITH_VALUE, "--find-links", "--index-url", "--retries")
+    wanted = [each for last, each in zip(["", *rest], rest, strict=False) if each[:1] != "-" and last not in valued]
+    pins = [PINNED.fullmatch(each) for each in wanted]
+    for lock in sorted(glob.glob(arguments[start + 1])):
+        with open(lock, encoding="utf-8") as file:
+            found = dict(PINNED.findall(file.read()))
+        if pins and all(
+            each and found.get(each[1], "").partition("+")[0] == each[2].partition("+")[0] for each in pins
+        ):
+            sys.stderr.write(f"{' '.join(wanted)}: by the hashes of {os.path.basename(lock)}\n")
+            return [each for each in rest if each not in wanted] + [
+                "--no-deps",
+                "--require-hashes",
+                "--requirement",
+                lock,
+            ]
+    return rest
+
+
 def effective(arguments: list[str]) -> dict[str, str]:
     """Return pip's settings that hold beside these arguments.
 
@@ -284,6 +316,7 @@ def main(arguments: list[str]) -> int:
     """Install with uv, else with pip; return the exit code."""
     if BUILDS_PIP.exists():
         os.umask(0o002)  # files in the cache that all steps share keep the mode they got first
+    arguments = by_hashes(arguments)
     why = with_uv(arguments)
     if not why or os.environ.get(OFFLINE):
         return 1 if why else 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -23,11 +25,12 @@ def versions(python: str) -> dict[str, str]:
 def main(backend: str, base_image: str, tensorflow: str, image: str, gfx: str) -> None:
     """Print the record; without TensorFlow, its interpreter is an empty string."""
     rocm = Path("/opt/rocm/.info/version")
+    seconds = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
     pythons = {"lab": sys.executable, "tensorflow": tensorflow, "torch": "/opt/torch/bin/python"}
     record = {
         "backend": backend,
         "base_image": base_image,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds"),
         "image": image,
         "gfx": gfx.split(",") if gfx else None,  # None: what the base has
         "interpreters": {name: python for name, python in pythons.items() if python},

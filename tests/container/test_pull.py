@@ -78,6 +78,8 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Releases]:
             yield Releases(address, folder, environment)
         finally:
             server.terminate()
+            left = docker("images", "--quiet", f"{address}/rocmlab/cpu").split()  # which another one took the name of
+            subprocess.run(["docker", "image", "rm", "--force", *left], capture_output=True, check=False)
 
 
 def _wait(address: str) -> None:

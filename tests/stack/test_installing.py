@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -63,7 +65,8 @@ def index(folder: Path) -> str:
         page = folder / "simple" / path.name.partition("-")[0] / "index.html"
         page.parent.mkdir(parents=True, exist_ok=True)
         with open(page, "a", encoding="utf-8") as file:
-            file.write(f'<a href="{path.as_uri()}">{path.name}</a>\n')
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            file.write(f'<a href="{path.as_uri()}#sha256={digest}">{path.name}</a>\n')
     return (folder / "simple").as_uri()
 
 
@@ -376,8 +379,6 @@ class TestInstaller:
 
     def test_uv_itself_installs(self, environment: Path, tmp_path: Path) -> None:
         """From a folder of wheels that pip's settings name, with hashes, and into this environment."""
-        import hashlib
-
         import uv
 
         made = wheel(tmp_path / "wheels", "by_uv")
@@ -438,3 +439,63 @@ class TestInstaller:
         assert done.returncode == 0, done.stderr
         assert versions(environment, "engine", "sdk") == {"engine": "1.0", "sdk": "1.0"}
         assert ("pip installs" in done.stderr) is not has_uv
+
+    def test_a_framework_has_the_hashes_that_its_index_gave_once(self, environment: Path, tmp_path: Path) -> None:
+        """Another file under the same name is rejected, whatever the index says now; without a lock it is taken."""
+        import uv
+
+        made = [
+            wheel(tmp_path / "index/files", "torch", "2.13.0+rocm7.2", "Requires-Dist: numpy\nRequires-Dist: triton\n")
+        ]
+        made.append(wheel(tmp_path / "index/files", "triton", "3.7.1"))
+        place = index(tmp_path / "index")
+        folder = Path(uv.find_uv_bin()).parents[1]
+        scripts = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+        locks = tmp_path / "locks"
+        command = [str(PROGRAM.parents[2] / "scripts/lock-frameworks"), str(locks), place]
+        locked = subprocess.run(command, env=scripts, capture_output=True, text=True, check=False)
+        lock = locks / "simple.txt"  # the last part of the address
+        given = (
+            "--no-other-index",
+            "--index-url",
+            place,
+            "--force-reinstall",
+            "--hashes",
+            str(locks / "*.txt"),
+            "torch==2.13.0",
+        )
+
+        done = run(environment, *given, uv=folder, PIP_CACHE_DIR=str(tmp_path / "cache"))
+        found = versions(environment, "torch", "triton", "numpy")
+        for path in made:
+            path.unlink()
+        shutil.rmtree(tmp_path / "index/simple")
+        wheel(tmp_path / "index/files", "torch", "2.13.0+rocm7.2", "Summary: another\n")
+        wheel(tmp_path / "index/files", "triton", "3.7.1", "Summary: another\n")
+        index(tmp_path / "index")
+        changed = run(environment, *given, uv=folder, PIP_CACHE_DIR=str(tmp_path / "cache"))
+        lock.unlink()
+        without = run(environment, *given, uv=folder, PIP_CACHE_DIR=str(tmp_path / "cache"))
+
+        assert locked.returncode == 0, locked.stderr
+        assert done.returncode == 0, done.stderr
+        assert "torch==2.13.0: by the hashes of simple.txt" in done.stderr
+        assert found == {"torch": "2.13.0+rocm7.2", "triton": "3.7.1"}  # numpy is in the lock of the environment
+        assert changed.returncode != 0
+        assert "HASHES" in changed.stderr  # pip's words
+        assert without.returncode == 0, without.stderr
+
+    def test_the_hashes_of_another_version_do_not_count(self, install: ModuleType, tmp_path: Path) -> None:
+        """Nor those of a lock that lacks one of the packages; an option's value is no package."""
+        lock = tmp_path / "jax-rocm7.txt"
+        lock.write_text(
+            "jax-rocm7-pjrt==0.10.2 \\\n    --hash=sha256:0\njax-rocm7-plugin==0.10.2 \\\n    --hash=sha256:1\n"
+        )
+        hashes = ["--hashes", str(tmp_path / "jax-*.txt")]
+        used = ["--no-deps", "--require-hashes", "--requirement", str(lock)]
+        both, one = ["jax-rocm7-plugin==0.10.2", "jax-rocm7-pjrt==0.10.2"], ["jax-rocm7-plugin==0.10.2"]
+
+        assert install.by_hashes(["--constraint", "c.txt", *hashes, *both]) == ["--constraint", "c.txt", *used]
+        assert install.by_hashes([*hashes, *one]) == used
+        for other in (["jax-rocm7-plugin==0.10.3"], ["jax-rocm7-plugin"], [*one, "other==1"], []):
+            assert install.by_hashes([*hashes, *other]) == other

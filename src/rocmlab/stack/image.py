@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from abc import abstractmethod
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -188,7 +189,7 @@ class ImageLab(Lab):
         self._pull_base(say)
         say(f"building image {self.image} on {self.values['BASE_IMAGE']}")
         log = self.settings.state / "build.log"
-        created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        created = _time_of_build(os.environ).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.environment |= {"INPUTS": self.inputs, "ROCMLAB_VERSION": __version__, "ROCMLAB_CREATED": created}
         self.environment["ROCMLAB_REVISION"] = source.revision(self.settings.project)
         self.keep_previous(self.image_id(self.image))
@@ -322,3 +323,17 @@ class ImageLab(Lab):
                 found.get("why", last[-1] if last else f"it printed nothing (exit code {code})"),
                 f"{found.get('fix', 'see the log')}; complete log: {log}",
             )
+
+
+def _time_of_build(environment: Mapping[str, str]) -> datetime:
+    """Return SOURCE_DATE_EPOCH, which makes two builds the same; without it now.
+
+    Raises:
+        RocmlabError: it is no time.
+    """
+    text = environment.get("SOURCE_DATE_EPOCH")
+    try:
+        return datetime.fromtimestamp(int(text), timezone.utc) if text else datetime.now(timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        why, fix = "it is a time in seconds since 1970", "export SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)"
+        raise RocmlabError(f"SOURCE_DATE_EPOCH={text} is not a number", why, f"{fix}; or unset it") from None

@@ -85,6 +85,8 @@ class PodmanLab(ContainerLab):
         command = ["podman", "build", "--format", "docker", "--file", str(dockerfile), "--tag", self.image]
         for argument, variable in BUILD_ARGUMENTS.items():
             command += ["--build-arg", f"{argument}={given.get(variable, '')}"]
+        if epoch := given.get("SOURCE_DATE_EPOCH"):  # without a value it would be one in the image's history
+            command += ["--build-arg", f"SOURCE_DATE_EPOCH={epoch}"]
         wheels = given.get("WHEELS") or str(project / "docker/wheels")
         command += ["--build-context", f"wheels={(project / wheels).resolve()}"]
         for secret, path in self._secrets():

@@ -17,6 +17,8 @@ from rocmlab.stack import environments, packages, process
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.lab import Say
 
+# PyPI has 2.15. This is the newest that is known to be in PyTorch's index for ROCm 7.2 (public projects use it) and
+# among what AMD builds for ROCm 10 (2.11 to 2.14); one version is tested for all. Checked 2026-11, in documentation.
 TORCH_VERSION = "2.13.0"
 PACKAGE = re.compile(r"^([A-Za-z0-9][\w.-]*)==", re.MULTILINE)
 NOT_LOCKED = {"tensorflow-rocm", "torch", "torchvision", "torchaudio"}
@@ -25,6 +27,7 @@ LAB_LOCKS = ("lab", "build")  # what is in these is all that JupyterLab needs to
 LOCKED = ("--no-deps", "--require-hashes", "--requirement")
 INSTALL = "docker/build/install.py"  # installs with uv, else with pip
 ALONE = "--no-other-index"  # of it: only the index and the folders of the arguments, whatever pip's settings name
+HASHES = "--hashes"  # of it: the lock by which the named packages are installed, where it has exactly these
 AMD_WHEELS = "https://repo.radeon.com/rocm/manylinux/rocm-rel-{version}/"
 
 
@@ -58,7 +61,8 @@ def steps(environment: Environment, *, is_serving: bool = False) -> Iterator[Ste
     if environment.jax_packages:
         pinned = environment.folder / "pinned.txt"
         pinned.write_text(pins(lock.read_text(encoding="utf-8")) + f"torch=={TORCH_VERSION}\n", encoding="utf-8")
-        arguments = (*_links(environment), "--constraint", str(pinned), *environment.jax_packages.split())
+        hashes = (HASHES, str(environment.project / "requirements/frameworks/jax-*.txt"))
+        arguments = (*_links(environment), *hashes, "--constraint", str(pinned), *environment.jax_packages.split())
         yield Step(f"JAX's plugin ({environment.jax_packages})", arguments)
     yield from _extra_steps(environment)
     if environment.has_cluster:
@@ -101,7 +105,11 @@ def _own_step(environment: Environment) -> Step:
 def _torch_step(environment: Environment) -> Step:
     torch = f"torch=={TORCH_VERSION}"
     links = _links(environment)
-    index = (ALONE, "--retries", "1", "--index-url", environment.torch_index) if environment.torch_index else ()
+    index: tuple[str, ...] = ()
+    if environment.torch_index:
+        name = environment.torch_index.rstrip("/").rpartition("/")[2]
+        index = (ALONE, "--retries", "1", "--index-url", environment.torch_index)
+        index += (HASHES, str(environment.project / f"requirements/frameworks/{name}.txt"))
     # The GPU builds bring libraries of their own (triton, CUDA); what the CPU and Metal builds need is locked.
     dependencies = ("--no-deps",) if environment.backend in ("cpu", "metal") else ()
     return Step(
@@ -179,7 +187,12 @@ def install(environment: Environment, step: Step, say: Say) -> tuple[str, ...]:
 
 def _add_companions(environment: Environment, arguments: tuple[str, ...], say: Say) -> None:
     """Install torchvision and torchaudio from where PyTorch came from; what has no matching build is omitted."""
-    options = [word for word in arguments[:-1] if word != "--no-deps"]
+    before = ("", *arguments)  # hashes are PyTorch's own
+    options = [
+        word
+        for last, word in zip(before, arguments[:-1], strict=False)
+        if word not in ("--no-deps", HASHES) and last != HASHES
+    ]
     program = str(environment.project / "docker/build/companions.py")
     command = [str(environment.interpreter), program, "", *options]  # "": a native PyTorch has no extras
     kept = environment.descriptors
