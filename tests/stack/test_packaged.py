@@ -64,6 +64,20 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+def test_the_wheel_is_the_same_bytes_whoever_builds_it(package: Path, tmp_path: Path) -> None:
+    """At another time, with other times of the files and another umask."""
+    source = package.parent / "rocmlab-0.1.0"
+    for path in source.rglob("*.py"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    before = os.umask(0o077)
+    try:
+        again = built(source, tmp_path)
+    finally:
+        os.umask(before)
+
+    assert again.read_bytes() == next(package.parent.glob("*.whl")).read_bytes()
+
+
 def test_the_folder_has_what_a_clone_has(package: Path, here: Path) -> None:
     """Each file of the project and of the package, byte for byte, programs executable; git knows them as one commit.
 
