@@ -10,6 +10,10 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +24,10 @@ from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.base.host_limits import HostLimits
+from rocmlab.kernels.leases import Holder, Leases, Ticket
 from rocmlab.lab import extension, install
+from rocmlab.lab.holding import Holding
 from rocmlab.lab.server import idle
 from rocmlab.stack import live, settings
 
@@ -251,3 +258,100 @@ def test_the_notice_is_a_tenth_of_the_limit_and_five_minutes_at_most() -> None:
 
     assert extension.Culler(Nothing(), 3600).notice == 300
     assert extension.Culler(Nothing(), 60).notice == 6
+
+
+class Listing:
+    """A log that is a list."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def warning(self, text: str, *values: object) -> None:
+        """Add a line."""
+        self.lines.append(text % values)
+
+
+class Held:
+    """Two kernels of a host with a limit, the second of which works, and what looks at them at times of a test."""
+
+    def __init__(self, host: Host) -> None:
+        from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+
+        limits = HostLimits(hold_seconds=100, notice_seconds=60, grace_seconds=1000)
+        self.host = host
+        self.leases = Leases(host.leases.folder, limits=lambda: limits)
+        self.now = datetime.now(timezone.utc)
+        self.kernels = AsyncMappingKernelManager(connection_dir=os.environ["JUPYTER_RUNTIME_DIR"])
+        self.log = Listing()
+        server = SimpleNamespace(kernel_manager=self.kernels, log=self.log)
+        self._holding = Holding(server, self.leases, lambda: self.now)
+        self._waiting: list[Ticket] = []
+
+    async def start(self) -> tuple[str, str]:
+        """Start both, and return which is idle and which is busy."""
+        idle, busy = [await self.kernels.start_kernel(kernel_name=name) for name in ("torch-gpu0", "torch-gpu1")]
+        talk = Talk(self.kernels.get_kernel(busy))
+        await talk.ready()
+        talk.client.execute("import time; time.sleep(600)")
+        await until(lambda: self.kernels.get_kernel(busy).execution_state == "busy")
+        talk.close()
+        return idle, busy
+
+    @contextmanager
+    def waited_for(self, owner: str) -> Iterator[None]:
+        """Have a kernel of a user wait for both GPUs."""
+        ticket = self.leases.join(self.host.devices, 2, replace(Holder.here("/nb/b.ipynb"), owner=owner))
+        self._waiting = [ticket]
+        try:
+            yield
+        finally:
+            self._waiting = []
+            ticket.close()
+
+    async def after(self, seconds: float) -> tuple[list[str], list[str]]:
+        """Let time pass; return what is reported then, and which kernels are left."""
+        self.now += timedelta(seconds=seconds)
+        self.log.lines.clear()
+        for ticket in self._waiting:
+            self.leases.renew(ticket, self.host.devices, 2)
+        await self._holding.look()
+        return list(self.log.lines), self.kernels.list_kernel_ids()
+
+    def ends(self) -> list[bool]:
+        """Return for each GPU whether its lease is to end."""
+        return [bool(holder.ends) for holder in self.leases.held(self.host.devices).values()]
+
+
+def test_kernels_that_others_wait_for_are_warned_then_shut_down_and_a_cell_has_its_grace(host: Host) -> None:
+    """Nothing happens when no one else waits; the idle one is shut down after the notice, the busy one later."""
+    host.offer()
+    held = Held(host)
+
+    async def scenario() -> None:
+        idle, busy = await held.start()
+        with held.waited_for(Holder.here("").owner or ""):  # another kernel of the same user
+            assert await held.after(200) == ([], [idle, busy])
+        with held.waited_for("bob"):
+            warned, _ = await held.after(0)
+            assert held.ends() == [True, True]
+            assert await held.after(59) == ([], [idle, busy])
+        spared, left = await held.after(1)
+        assert (held.ends(), left) == ([False, False], [idle, busy])
+        with held.waited_for("bob"):
+            again, _ = await held.after(10)
+            ended, left = await held.after(60)
+            assert left == [busy]
+            assert await held.after(999) == ([], [busy])
+            last, left = await held.after(1)
+            assert left == []
+        held.kernels.context.destroy()
+        assert len(warned) == len(again) == len(spared) == 2
+        assert "in 1:00 it is shut down if it is idle; a cell that runs then may continue for 16:40" in warned[0]
+        assert "no other user waits" in spared[0]
+        assert "it is shut down now" in ended[0]
+        assert "when its cell ends, or in 16:40" in ended[1]
+        assert "what it had in memory is lost" in last[0]
+
+    asyncio.run(scenario())
+
+    assert host.holders() == [None, None]

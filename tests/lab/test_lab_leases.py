@@ -108,7 +108,7 @@ def test_where_memory_runs_out_the_kernel_goes_before_the_server(host: Host) -> 
 
 
 def test_all_gpus_are_had_together_or_not_at_all(host: Host) -> None:
-    """One taken GPU is enough for a refusal, and the refused kernel holds nothing."""
+    """One taken GPU is enough for a refusal; the refused kernel holds nothing, and waits until it is shut down."""
     host.offer()
 
     async def scenario() -> None:
@@ -118,6 +118,9 @@ def test_all_gpus_are_had_together_or_not_at_all(host: Host) -> None:
         async with started("torch-gpu0", "/nb/a.ipynb"), started("torch-all") as refused:
             assert "2 GPUs are not free together: 1 of 2 are" in await refused.run("1")
             assert host.holders() == ["/nb/a.ipynb", None]
+            assert [waiter.count for waiter in host.leases.waiting()] == [2]
+            await refused.manager.shutdown_kernel()
+            assert host.leases.waiting() == []
 
     asyncio.run(scenario())
 
@@ -281,9 +284,9 @@ def test_a_share_that_does_not_answer_in_time_is_a_refusal(host: Host, monkeypat
     release = threading.Event()
     claim = ownership.claim
 
-    def slow(*arguments: object) -> ownership.Owned:
+    def slow(*arguments: object, waits: bool) -> ownership.Owned:
         release.wait(WAIT_SECONDS)
-        return claim(*arguments)  # type: ignore[arg-type]
+        return claim(*arguments, waits=waits)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ownership, "claim", slow)
     monkeypatch.setattr(provisioner, "ANSWER_SECONDS", 0.2)
@@ -293,6 +296,46 @@ def test_a_share_that_does_not_answer_in_time_is_a_refusal(host: Host, monkeypat
             assert "could not be read within 0.2 seconds" in await talk.run("1")
             release.set()
             await until(lambda: host.leases.folder.exists() and host.can_be_taken())
+
+    asyncio.run(scenario())
+
+    assert host.holders() == [None, None]
+
+
+def test_a_refused_kernel_waits_and_is_restarted_with_its_gpu_when_its_turn_comes(host: Host) -> None:
+    """Two wait: the first for both GPUs, and the second for one, after it. The server restarts them, and no user."""
+    host.offer()
+
+    def queue() -> list[str | None]:
+        return [waiter.holder.notebook for waiter in host.leases.waiting()]
+
+    def served() -> list[str | None]:
+        """Return who has GPUs with a process of its own: from then on it is no longer the one that refuses."""
+        return [held.notebook for held in host.leases.held(host.devices).values() if held.pid != os.getpid()]
+
+    async def scenario() -> None:
+        async with (
+            started("torch-gpu0") as first,
+            started("torch-gpu1") as second,
+            started("torch-all", "/nb/both.ipynb") as both,
+            started("torch", "/nb/one.ipynb") as one,
+        ):
+            assert "this kernel is number 2 in the queue of this host" in await one.run("1")
+            assert queue() == ["/nb/both.ipynb", "/nb/one.ipynb"]
+            await first.manager.shutdown_kernel()
+            await one.manager.restart_kernel()  # it keeps its place, and retries
+            await one.ready()
+            assert re.search(r"kept for /nb/both\.ipynb .*, who waits longer", await one.run("1"))
+            await second.manager.shutdown_kernel()
+            await until(lambda: served() == ["/nb/both.ipynb"] * 2, pause=0.5)
+            await both.ready()
+            assert await both.run(MASKS) == "0,1 0,1 None"
+            assert queue() == ["/nb/one.ipynb"]
+            await both.manager.shutdown_kernel()
+            await until(lambda: served() == ["/nb/one.ipynb"], pause=0.5)
+            await one.ready()
+            assert await one.run(MASKS) == "0 0 None"
+            assert queue() == []
 
     asyncio.run(scenario())
 

@@ -8,6 +8,8 @@ import json
 import math
 import socket
 import threading
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import hosts
@@ -308,6 +310,24 @@ def test_leases_that_cannot_be_read_say_why(tmp_path: Path) -> None:
 
     assert row["index"] == 0
     assert f"sudo rm -r {lock}" in row["notebook"]
+
+
+def test_who_waits_is_a_warning_without_names(tmp_path: Path) -> None:
+    """It is a problem for all viewers, also for those who may not read of kernels; so are leases that are to end."""
+    leases, gpu = Leases.of_host(), hosts.device(0)
+    lease = leases.take([gpu], replace(Holder.here("/secret.ipynb"), ends="2026-01-01T10:00:00Z"))
+    assert lease
+    with closing(leases.join([gpu], 1, Holder.here("/other.ipynb"))):
+        found = look.queue(look.leases([gpu], Shown(tmp_path)))
+    lease.release()
+
+    assert [(each["what"], each["status"]) for each in found] == [
+        ("1 request waits for GPUs of this host", "warns"),
+        ("1 GPU of this host: the lease is to end at 2026-01-01T10:00:00Z", "warns"),
+    ]
+    assert found[0]["why"].startswith("in this order: 1. 1 GPU, for 0:0")
+    assert "ipynb" not in json.dumps(found)
+    assert look.queue(look.leases([gpu], Shown(tmp_path))) == []
 
 
 def test_no_text_ends_the_configuration_of_the_page() -> None:

@@ -60,6 +60,7 @@ class Holder:
     started: str | None = None  # UTC, ISO 8601
     lab: str | None = None  # its name; None outside a lab
     uid: int | None = None  # of the note's file, so as the file system says it; in a container 65534 may be any other
+    ends: str | None = None  # UTC: others wait, and it is to end then, if it is idle; None for most
     expected_seconds: int | None = None  # how long it holds the lease, by its earlier runs; None for most
 
     @classmethod
@@ -111,6 +112,7 @@ class Holder:
             path if len(path) <= MAX_SHOWN else f"…{path[-MAX_SHOWN:]}",
             f"(process {self.pid} of {who}" if self.pid else f"({who}",
             f"since {self.started})" if self.started else "since an unknown time)",
+            f"which others wait for: it ends at {self.ends} if it is idle then" if self.ends else "",
         )
         return printable(" ".join(filter(None, parts)))
 

@@ -27,6 +27,10 @@ WHAT_TO_DO = (
     "then here: Kernel > Restart Kernel…, which retries;\n"
     "or compute on the CPU: Kernel > Change Kernel… > {title} (CPU)"
 )
+WAITS = (
+    "wait: this kernel is number {place} in the queue of this host, and is restarted with its GPU when it is its turn\n"
+    "(Kernel > Shut Down Kernel leaves the queue); or free a GPU:\n"
+)
 
 
 @dataclass
@@ -64,7 +68,85 @@ class Owned:
         return "\n".join([*lines, *(f"warning: {printable(text)}" for text in self.warnings)]) + "\n"
 
 
-def claim(wanted: int | str, notebook: str | None, environment: Mapping[str, str], title: str) -> Owned:
+class NotFree(RocmlabError):
+    """What a kernel requests is leased, or kept for others; it may wait for its turn."""
+
+    turn: Turn | None = None  # its place in the queue; None: it does not wait
+
+
+class Turn:
+    """A kernel's place among all who wait for GPUs of this host, until it gets some or leaves."""
+
+    def __init__(self, leases: Leases, options: Sequence[Device], count: int, holder: Holder, title: str) -> None:
+        self._leases = leases
+        self._options = options
+        self._count = count
+        self._holder = holder
+        self._title = title  # of the framework, for messages
+        self._ticket: Ticket | None = None
+
+    def attempt(self) -> Owned | None:
+        """Lease what the kernel needs if that is free and it is its turn; that ends the waiting.
+
+        Raises:
+            RocmlabError: no lease can be taken.
+        """
+        if self._ticket is not None:
+            self._leases.renew(self._ticket, self._options, self._count)
+        seen = gpu_processes.in_time(self._options)
+        holder = replace(self._holder, started=Holder.here("").started)
+        owned = take(self._leases, self._options, self._count, holder, seen, self._ticket)
+        if owned is not None:
+            self.leave()
+            return checked(owned)
+        return None
+
+    def join(self) -> None:
+        """Begin to wait."""
+        if self._ticket is None:
+            self._ticket = self._leases.join(self._options, self._count, self._holder)
+            self._leases.renew(self._ticket, self._options, self._count)
+
+    def leave(self) -> None:
+        """Wait no more."""
+        if self._ticket is not None:
+            self._ticket.close()
+            self._ticket = None
+
+    def not_free(self) -> NotFree:
+        """Return the error that shows who has the GPUs, and whether the kernel waits."""
+        leases, options, count = self._leases, self._options, self._count
+        holders = leases.held(options)
+        held = [(device, holders.get(device)) for device in options]
+        now = datetime.now(timezone.utc).strftime("%H:%M:%S")
+        free = sum(holder is None for _, holder in held)
+        if len(options) == 1:
+            what = f"GPU {options[0].index} is not free" if options[0].index is not None else "the GPU is not free"
+        elif count == 1:
+            what = "no GPU is free"
+        else:
+            what = f"{count} GPUs are not free together: {free} of {len(options)} are"
+        lines = [f"{label(device)}\n  leased to {holder}" for device, holder in held if holder]
+        kept = leases.kept(self._ticket)
+        lines += [
+            f"{label(each)}\n  kept for {kept[key(each)]}, who waits longer" for each in options if key(each) in kept
+        ]
+        if limit := leases.why_not_more(count):
+            what, lines = "you have as many GPUs as a user of this host may have", [limit, *lines]
+        why = "\n".join([f"at {now} UTC, when this kernel was started:", *lines])
+        fix = WHAT_TO_DO.format(title=self._title)
+        if self._ticket is not None:
+            names = [waiter.place[1] for waiter in leases.waiting()]
+            place = names.index(self._ticket.name) + 1 if self._ticket.name in names else len(names)
+            fix = WAITS.format(place=place) + fix
+        found = NotFree(what, why, fix, exit_code=1)
+        found.turn = self if self._ticket is not None else None
+        return found
+
+
+def claim(
+    wanted: int | str, notebook: str | None, environment: Mapping[str, str], title: str, *, waits: bool = False
+) -> Owned:
     """Lease what a kernelspec requests.
 
     Args:
@@ -73,9 +155,11 @@ def claim(wanted: int | str, notebook: str | None, environment: Mapping[str, str
         notebook: whose kernel it is.
         environment: of the server, with its masks and the folder of the leases.
         title: of the framework, for messages.
+        waits: take a place in the queue where that is not free now; the error has it.
 
     Raises:
-        RocmlabError: that is not available now; it names the holders. Or no lease can be taken on this host.
+        NotFree: that is not available now; it names the holders.
+        RocmlabError: no lease can be taken on this host.
     """
     if isinstance(wanted, bool) or not isinstance(wanted, int | str) or (isinstance(wanted, int) and wanted < 0):
         raise RocmlabError(
@@ -96,7 +180,14 @@ def claim(wanted: int | str, notebook: str | None, environment: Mapping[str, str
         raise RocmlabError(
             "this lab has no GPU", f"this kernel is for {_as_text(wanted)}", f"choose the kernel {title}"
         )
-    return _leased(*_options(wanted, gpus, title), Holder.here(notebook or UNNAMED), environment, title)
+    options, count = _options(wanted, gpus, title)
+    turn = Turn(Leases.of_host(environment), options, count, Holder.here(notebook or UNNAMED), title)
+    owned = turn.attempt()
+    if owned is None:
+        if waits:
+            turn.join()
+        raise turn.not_free()
+    return owned
 
 
 def _options(wanted: int | str, gpus: Gpus, title: str) -> tuple[list[Device], int]:
@@ -121,12 +212,8 @@ def _options(wanted: int | str, gpus: Gpus, title: str) -> tuple[list[Device], i
     return named, len(named)
 
 
-def _leased(options: Sequence[Device], count: int, holder: Holder, environment: Mapping[str, str], title: str) -> Owned:
-    seen = gpu_processes.in_time(options)
-    leases = Leases.of_host(environment)
-    owned = take(leases, options, count, holder, seen)
-    if owned is None:
-        raise _not_free(leases, options, count, title)
+def checked(owned: Owned) -> Owned:
+    """Return it with a warning for each GPU that processes use without a lease."""
     try:
         found = [*owned.warnings]
         if any(gpu_processes.in_time(owned.devices).values()):
@@ -176,24 +263,6 @@ def also_used(seen: Mapping[Device, Sequence[GpuProcess]], name: Callable[[Devic
         for device, others in seen.items()
         if others
     ]
-
-
-def _not_free(leases: Leases, options: Sequence[Device], count: int, title: str) -> RocmlabError:
-    holders = leases.held(options)
-    held = [(device, holders.get(device)) for device in options]
-    now = datetime.now(timezone.utc).strftime("%H:%M:%S")
-    free = sum(holder is None for _, holder in held)
-    if len(options) == 1:
-        what = f"GPU {options[0].index} is not free" if options[0].index is not None else "the GPU is not free"
-    elif count == 1:
-        what = "no GPU is free"
-    else:
-        what = f"{count} GPUs are not free together: {free} of {len(options)} are"
-    lines = [f"{label(device)}\n  leased to {holder}" for device, holder in held if holder]
-    kept = leases.kept()
-    lines += [f"{label(each)}\n  kept for {kept[key(each)]}, who waits longer" for each in options if key(each) in kept]
-    why = "\n".join([f"at {now} UTC, when this kernel was started:", *lines])
-    return RocmlabError(what, why, WHAT_TO_DO.format(title=title), exit_code=1)
 
 
 def _described(device: Device, *, is_leased: bool) -> str:

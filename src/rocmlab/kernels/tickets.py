@@ -29,7 +29,7 @@ from rocmlab.kernels.holders import Holder
 NAME = re.compile(r"ticket-[0-9a-f]{16}")
 LOCK = re.compile(r"[\w.-]+")  # a lock's name: another user's request leads to no other file
 MAX_LOCKS = 256  # of a request
-STOPPED_SECONDS = 15.0
+STOPPED_SECONDS = 60.0
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import asyncio
 from datetime import datetime, timezone
 from typing import Any
 
-from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 from tornado.ioloop import PeriodicCallback
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.lab import notices
 from rocmlab.lab.provisioner import RocmlabProvisioner
 from rocmlab.lab.server.idle import CULLING as SETTING
 from rocmlab.lab.server.idle import seconds
@@ -81,9 +81,7 @@ class Culler:
         """Say it in the log and to every page that has the kernel open."""
         text = f"rocmlab: this kernel holds a GPU and has been idle for a long time ({SETTING}={self.limit:g}): {what}"
         self._log.warning("kernel %s: %s", kernel_id, text)
-        for connection in list(ZMQChannelsWebsocketConnection._open_sockets):
-            if connection.kernel_id == kernel_id:
-                connection.write_stderr(text, {})  # type: ignore[no-untyped-call]
+        notices.tell(kernel_id, text)
 
     async def _shut_down(self, kernel_id: str) -> None:
         self._warned.pop(kernel_id, None)

@@ -3,6 +3,9 @@
 A kernelspec names this provisioner and what it requests: `{"gpus": 1 | "all" | 0 | "<PCI address>"}`. The lease is
 taken before the kernel's process is there, so before the framework can look at a GPU, and the process inherits it.
 
+A kernel that finds no free GPU waits in the queue of the host (`rocmlab.kernels.tickets`), and one that reports this
+answers in its place. When its turn comes it is restarted with its GPUs.
+
 The server keeps a copy of the lease as long as the kernel is its: when a kernel is restarted, or crashes and is started
 again, no other can take its GPUs in between. The copy is closed when the kernel is shut down, and when it ends and
 no one starts it again. If the server dies, its copy dies with it, and the lease ends with the kernel.
@@ -26,6 +29,7 @@ from typing import Any
 
 from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning import LocalProvisioner
+from jupyter_core.utils import ensure_async
 from traitlets import Any as AnyTrait
 
 from rocmlab.base import confidential, installation, live
@@ -35,14 +39,15 @@ from rocmlab.kernels import kernelspec, memory, ownership, recipes
 from rocmlab.kernels.fork_servers import ForkServers
 from rocmlab.kernels.forked import ForkedProcess
 from rocmlab.kernels.forkserver import inheritance
-from rocmlab.kernels.ownership import Owned
-from rocmlab.lab import kernels
+from rocmlab.kernels.ownership import NotFree, Owned, Turn
+from rocmlab.lab import kernels, notices
 from rocmlab.packages import overlays
 
 log = logging.getLogger("rocmlab")
 
 REASON = "ROCMLAB_REFUSAL"  # what the kernel in place of a refused one shows
 ANSWER_SECONDS = 20.0  # for a driver and a share
+QUEUE_POLL_SECONDS = 1.0
 INSTALL_SECONDS = 240.0  # for the frameworks: a browser gives a request up after 300
 FORK_SECONDS = 15.0  # for a fork server that has imported
 FORK_SERVERS = ForkServers()
@@ -58,10 +63,24 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
     _has_callback: bool = False  # for kernels that failed to restart
     _watched: int | None = None  # a descriptor of the kernel's process
     _release: weakref.finalize[..., Any] | None = None
+    _turn: Turn | None = None  # while it waits for GPUs
+    _waiting: asyncio.Task[None] | None = None
+    _is_starting: bool = False
+
+    def __init__(self, **kwargs: Any) -> None:  # noqa: ANN401  Jupyter's own
+        super().__init__(**kwargs)
+        self._claiming = asyncio.Lock()
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401  Jupyter's own
         """Wait for the framework; take the lease, unless a runner has; add it, masks and banner to the start."""
-        kwargs = await super().pre_launch(**kwargs)
+        self._is_starting = True
+        try:
+            return await self._prepared(await super().pre_launch(**kwargs))
+        except BaseException:
+            self._is_starting = False
+            raise
+
+    async def _prepared(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         kwargs["env"] = environment = confidential.without(kwargs["env"])
         if environment.get("ROCMLAB_LEASED") == "1":
             return kwargs
@@ -71,7 +90,10 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
             owned = await self._own(environment)
             kwargs["env"] = owned.environment(environment)
         except RocmlabError as err:
-            self.let_go()
+            turn = err.turn if isinstance(err, NotFree) else None
+            if turn is None or turn is not self._turn:
+                self.let_go()
+            self._wait(turn)
             self.log.warning("the kernel %s was refused: %s", self.kernel_id, err)
             return self._refused(kwargs, err)
         if any("ipykernel" in word for word in kwargs["cmd"]):  # only IPython kernels accept a banner
@@ -88,6 +110,8 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         except BaseException:
             self.let_go()
             raise
+        finally:
+            self._is_starting = False
         memory.make_expendable(self.pid)  # where memory runs out, the server is to stay
         if self.owned and self.owned.lease:
             await asyncio.to_thread(self.owned.belongs_to, self.pid)
@@ -116,11 +140,83 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         await super().cleanup(restart=restart)
 
     def let_go(self) -> None:
-        """Close our copy of the lease."""
+        """Close our copy of the lease, and leave the queue."""
         self._stop_watching()
+        self._leave_queue()
         self.owned = None
         if self._release:
             self._release()
+
+    # -- queue -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _server_kernels(self) -> MultiKernelManager | None:
+        """What can restart the kernel: the kernels of a server; None for a program that runs notebooks."""
+        found = self.parent.parent if self.parent is not None else None
+        return found if isinstance(found, MultiKernelManager) else None
+
+    def _wait(self, turn: Turn | None) -> None:
+        """Restart the kernel when its turn comes."""
+        if turn is not None and turn is not self._turn:
+            self._turn, self._waiting = turn, asyncio.ensure_future(self._await_turn(turn))
+
+    def _leave_queue(self) -> None:
+        turn, self._turn = self._turn, None
+        waiting, self._waiting = self._waiting, None
+        if turn:
+            turn.leave()
+        if waiting and waiting is not asyncio.current_task():
+            waiting.cancel()
+
+    async def _await_turn(self, turn: Turn) -> None:
+        is_served, problem = False, ""
+        while self._turn is turn and not is_served:
+            await asyncio.sleep(QUEUE_POLL_SECONDS)
+            if self._is_starting:
+                continue
+            try:
+                async with self._claiming:
+                    is_served = self._turn is turn and await self._attempt(turn)
+            except RocmlabError as err:  # such as limits of the host that are just being edited
+                if str(err) != problem:
+                    self.log.warning(
+                        "the kernel %s waits for a GPU, and now none can be leased: %s", self.kernel_id, err
+                    )
+                problem = str(err)
+        if is_served:
+            await self._restart_with_gpus()
+
+    async def _attempt(self, turn: Turn) -> bool:
+        """Take the GPUs if it is the kernel's turn."""
+        attempt = asyncio.ensure_future(asyncio.to_thread(turn.attempt))
+        try:
+            owned = await asyncio.shield(attempt)
+        except asyncio.CancelledError:
+            attempt.add_done_callback(_release_late)
+            raise
+        if owned is None:
+            return False
+        if self._turn is not turn:  # it was shut down meanwhile
+            owned.release()
+            return False
+        self._turn = None
+        self._keep(owned)
+        return True
+
+    async def _restart_with_gpus(self) -> None:
+        server, self._waiting = self._server_kernels, None
+        if server is None or self.owned is None or self._is_starting or self.parent.shutting_down:
+            return  # a restart under way uses them
+        notices.tell(self.kernel_id, "rocmlab: this kernel has its GPU now, and is restarted with it: run your cells")
+        self.log.info("the kernel %s has waited, and is restarted with its GPUs", self.kernel_id)
+        try:
+            restarted = (
+                server.restart_kernel(self.kernel_id) if self.kernel_id in server else self.parent.restart_kernel()
+            )
+            await ensure_async(restarted)
+        except Exception:
+            self.log.exception("the kernel %s could not be restarted with its GPUs", self.kernel_id)
+            self.let_go()
 
     async def _fork(self, kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
         """Fork the kernel from a process that has imported the framework; None if it has to start cold."""
@@ -159,9 +255,17 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         """Return what the kernel has already, when it is restarted; else take it, unless a driver or share hangs."""
         if self.owned and self.owned.lease:
             return self.owned
+        async with self._claiming:  # it may be served just then
+            if (turn := self._turn) is not None:
+                await self._attempt(turn)
+            if self.owned and self.owned.lease:
+                return self.owned
+            if turn is not None:
+                raise await asyncio.to_thread(turn.not_free)
         title = kernels.framework_title(self.kernel_spec.metadata)
         arguments = (self.gpus, ownership.notebook_of(environment), dict(os.environ), title)
-        claim = asyncio.ensure_future(asyncio.to_thread(ownership.claim, *arguments))
+        waits = self._server_kernels is not None
+        claim = asyncio.ensure_future(asyncio.to_thread(ownership.claim, *arguments, waits=waits))
         try:
             done, _ = await asyncio.wait([claim], timeout=ANSWER_SECONDS)
         except BaseException:
@@ -174,7 +278,10 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
                 "a driver, or the folder of the leases, does not answer",
                 f"on the host: make doctor; meanwhile: Kernel > Change Kernel… > {title} (CPU)",
             )
-        self.owned = owned = claim.result()
+        return self._keep(claim.result())
+
+    def _keep(self, owned: Owned) -> Owned:
+        self.owned = owned
         self._release = weakref.finalize(self, owned.release)
         return owned
 
@@ -269,8 +376,13 @@ def _on_exit(reference: weakref.ref[RocmlabProvisioner], descriptor: int) -> Non
         asyncio.get_running_loop().remove_reader(descriptor)
 
 
-def _release_late(claim: asyncio.Future[Owned]) -> None:
-    if not claim.cancelled() and claim.exception() is None:
+def _release_late(claim: asyncio.Future[Any]) -> None:
+    if claim.cancelled():
+        return
+    err = claim.exception()
+    if isinstance(err, NotFree) and err.turn:
+        err.turn.leave()
+    elif err is None and claim.result() is not None:
         claim.result().release()
 
 

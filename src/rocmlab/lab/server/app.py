@@ -20,6 +20,7 @@ from rocmlab.lab.server.login import Login
 
 if TYPE_CHECKING:
     from rocmlab.lab.extension import Culling
+    from rocmlab.lab.holding import Holding
     from rocmlab.lab.server.panel import Panel
 
 TOP = "/home/jovyan"  # of the image
@@ -37,6 +38,7 @@ class PanelApp(ExtensionApp):
     _watch: PeriodicCallback | None = None
     _costs_watch: PeriodicCallback | None = None
     _culling: Culling | None = None
+    _holding: Holding | None = None
     _tls: tls.Listener | None = None
     _log_file: LogFile | None = None
     _recorder: Recorder | None = None
@@ -93,6 +95,12 @@ class PanelApp(ExtensionApp):
             self._culling = Culling(self.serverapp)
         if self._culling is not None:
             self._culling.apply(culling)
+        server: Any = self.serverapp
+        if self._holding is None and server.kernel_manager.list_kernel_ids():  # only they hold something
+            from rocmlab.lab.holding import Holding
+
+            self._holding = Holding(server)
+            self._holding.start()
 
     def _follow_costs(self) -> None:
         """Count what notebooks take of GPUs from the first lease on; before it, nothing is imported for that."""
@@ -121,6 +129,8 @@ class PanelApp(ExtensionApp):
             self._costs_watch.stop()
         if self._culling is not None:
             self._culling.stop()
+        if self._holding is not None:
+            self._holding.stop()
         if self._tls is not None:
             await self._tls.stop()
         if self._recorder:

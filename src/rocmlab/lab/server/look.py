@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base.errors import Problem
+from rocmlab.base.formatting import clock, plural
 from rocmlab.devices import Device
 from rocmlab.lab.server.paths import Shown
 from rocmlab.lab.server.wire import problem_json
@@ -15,6 +18,7 @@ from rocmlab.telemetry.model import device_id
 NOT_CHEAP = ("gpu.answers",)  # starts a child process; the sampler notices a silent card by itself
 IN_ITS_SECTION = "cluster."  # the panel queries the cluster itself, and shows its problems there
 LEASED = ("rocm", "cuda")
+MAX_SHOWN = 5  # of those who wait
 
 
 def leases(seen: Sequence[Device], shown: Shown) -> list[dict[str, Any]]:
@@ -27,6 +31,27 @@ def leases(seen: Sequence[Device], shown: Shown) -> list[dict[str, Any]]:
         row = {"device": device_id(device), "index": device.index, "name": device.name, **asdict(holder)}
         rows.append({**row, "owner": holder.who(), "notebook": shown.of_lease(holder.notebook, holder.host)})
     return rows
+
+
+def queue(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a problem if anyone waits for GPUs of this host, and one if leases are to end for that; without names."""
+    from rocmlab.kernels.leases import Leases
+
+    found = []
+    if waiters := Leases.of_host().waiting():
+        now_seconds = time.time()
+        each = [
+            f"{place}. {plural(waiter.count, 'GPU')}, for {clock(max(0.0, now_seconds - waiter.since_seconds))}"
+            for place, waiter in enumerate(waiters[:MAX_SHOWN], 1)
+        ]
+        what = f"{plural(len(waiters), 'request')} {'waits' if len(waiters) == 1 else 'wait'} for GPUs of this host"
+        fix = "shut down kernels that no longer need their GPUs; on the host, make leases shows who waits"
+        found.append(Problem(what, "in this order: " + "; ".join(each), fix))
+    if ends := sorted(str(row["ends"]) for row in rows if row.get("ends")):
+        what = f"{plural(len(ends), 'GPU')} of this host: the lease is to end at {ends[0]}"
+        why = "other users wait for it, and the kernel has it longer than this host allows"
+        found.append(Problem(what, why, "in its notebook: save what you need, then Kernel > Shut Down Kernel"))
+    return [problem_json(each, status="warns") for each in found]
 
 
 def problems(root: Path) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ class State:
         self._examined: Sequence[Device] = ()  # the devices when the doctor was started
         self._known: Sequence[Device] = ()
         self._devices: SharedReader[list[Device]] = SharedReader("the devices", 10.0)
-        self._leases: SharedReader[list[Row]] = SharedReader("the leases", 5.0)
+        self._leases: SharedReader[tuple[list[Row], list[Row]]] = SharedReader("the leases", 5.0)
         self._problems: SharedReader[list[Row]] = SharedReader("the doctor's findings", 60.0)
 
     async def devices(self) -> list[Device]:
@@ -60,10 +60,14 @@ class State:
             self._leases_asked = time.monotonic()
             try:
                 seen = devices or self._known or await self.devices()
-                self._held, self._held_problems = await self._leases.do(lambda: look.leases(seen, self._shown)), []
+                self._held, self._held_problems = await self._leases.do(lambda: self._look(seen))
             except Exception as err:
                 self._held, self._held_problems = [], [failure("leases cannot be shown", err)]
         return _named(self._held, self.rows)
+
+    def _look(self, seen: Sequence[Device]) -> tuple[list[Row], list[Row]]:
+        rows = look.leases(seen, self._shown)
+        return rows, look.queue(rows)
 
     def forget_leases(self) -> None:
         """Look at them again next time, because something was done to a kernel."""

@@ -1,0 +1,148 @@
+"""How long a kernel may hold its GPUs while other users wait for them, if the host has such a limit.
+
+A kernel beyond the limit is warned first: in the server's log, on every page that has it open, in the panel, and in the
+note of its lease, which `rocmlab leases` shows. After the notice it is shut down if it is idle, as by
+`CULL_IDLE_GPU_KERNELS_SECONDS`. A cell that runs then may continue for a grace period. If no one waits any more,
+nothing happens, and a later waiter brings a new warning. Jobs of `rocmlab run` end by themselves and are not ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from tornado.ioloop import PeriodicCallback
+
+from rocmlab.base.errors import RocmlabError
+from rocmlab.base.formatting import duration
+from rocmlab.base.host_limits import MAX_HOLD, HostLimits
+from rocmlab.kernels.leases import Holder, Lease, Leases, Waiter
+from rocmlab.lab import notices
+from rocmlab.lab.provisioner import RocmlabProvisioner
+
+LOOK_SECONDS = 15.0
+IDLE = ("idle", "starting")  # a kernel is `starting` until a page has sent it a message
+
+
+@dataclass
+class Warned:
+    """A kernel that holds GPUs beyond the limit."""
+
+    since: datetime  # of the warning
+    is_in_grace: bool = False  # its cell continues beyond the notice, and its pages have been told
+
+
+class Holding:
+    """Looks at the kernels of a server now and then."""
+
+    def __init__(self, server: Any, leases: Leases | None = None, now: Callable[[], datetime] | None = None) -> None:  # noqa: ANN401
+        """Look at a server's kernels.
+
+        Args:
+            server: jupyter_server's ServerApp.
+            leases: of the host.
+            now: returns the time.
+        """
+        self._kernels = server.kernel_manager
+        self._log = server.log
+        self._leases = leases or Leases.of_host()
+        self._now = now or (lambda: datetime.now(timezone.utc))
+        self._warned: dict[str, Warned] = {}
+        self._problem = ""
+        self._timer = PeriodicCallback(self.look, LOOK_SECONDS * 1000)
+
+    def start(self) -> None:
+        """Begin to look; on the event loop."""
+        self._timer.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._timer.stop()
+
+    async def look(self) -> None:
+        """Warn kernels that hold GPUs too long while others wait, and shut down those whose notice has passed."""
+        kernel_ids = self._kernels.list_kernel_ids()
+        leased = [(kernel_id, lease) for kernel_id in kernel_ids if (lease := self._lease(kernel_id))]
+        try:
+            limits, waiters = await asyncio.to_thread(lambda: (self._leases.limits(), self._leases.waiting()))
+        except RocmlabError as err:
+            if str(err) != self._problem:
+                self._log.error("%s", err)
+            self._problem = str(err)
+            return
+        due = {kernel_id: lease for kernel_id, lease in leased if self._is_due(lease, limits, waiters)}
+        for kernel_id in set(self._warned) - set(due):
+            del self._warned[kernel_id]
+            if lease := self._lease(kernel_id):
+                lease.describe(replace(lease.holder, ends=None))
+                self._tell(kernel_id, "no other user waits for this kernel's GPU any more: it stays")
+        for kernel_id, lease in due.items():
+            await self._remind(kernel_id, lease, limits)
+
+    def _is_due(self, lease: Lease, limits: HostLimits, waiters: Sequence[Waiter]) -> bool:
+        if limits.hold_seconds is None or not lease.holder.started:
+            return False
+        started = datetime.fromisoformat(lease.holder.started.replace("Z", "+00:00"))
+        is_long = (self._now() - started).total_seconds() >= limits.hold_seconds
+        return is_long and any(
+            waiter.is_in_turn
+            and _is_other(waiter.holder, lease.holder)
+            and not set(lease.names).isdisjoint(waiter.locks)
+            for waiter in waiters
+        )
+
+    async def _remind(self, kernel_id: str, lease: Lease, limits: HostLimits) -> None:
+        now = self._now()
+        found = self._warned.get(kernel_id)
+        if found is None:
+            self._warned[kernel_id] = Warned(now)
+            ends = datetime.fromtimestamp(now.timestamp() + limits.notice_seconds, timezone.utc)
+            text = ends.isoformat(timespec="seconds").replace("+00:00", "Z")
+            lease.describe(replace(lease.holder, ends=text))
+            self._tell(
+                kernel_id,
+                f"other users wait for this kernel's GPU, which it has longer than {duration(limits.hold_seconds)} "
+                f"({limits.where(MAX_HOLD)}). Save what you need: in {duration(limits.notice_seconds)} it is shut down "
+                f"if it is idle; a cell that runs then may continue for {duration(limits.grace_seconds)}",
+            )
+            return
+        seconds = (now - found.since).total_seconds()
+        if seconds < limits.notice_seconds or kernel_id not in self._kernels:
+            return
+        is_idle = self._kernels.get_kernel(kernel_id).execution_state in IDLE
+        if is_idle or seconds >= limits.notice_seconds + limits.grace_seconds:
+            self._tell(kernel_id, "it is shut down now, as other users wait for its GPU; what it had in memory is lost")
+            await self._shut_down(kernel_id)
+        elif not found.is_in_grace:
+            found.is_in_grace = True
+            rest = duration(limits.notice_seconds + limits.grace_seconds - seconds)
+            self._tell(kernel_id, f"other users wait for its GPU: it is shut down when its cell ends, or in {rest}")
+
+    def _lease(self, kernel_id: str) -> Lease | None:
+        """Return the lease of a kernel; None if it has none, or is gone."""
+        if kernel_id not in self._kernels:
+            return None
+        provisioner = getattr(self._kernels.get_kernel(kernel_id), "provisioner", None)  # a gateway's has none
+        if not isinstance(provisioner, RocmlabProvisioner) or provisioner.owned is None:
+            return None
+        return provisioner.owned.lease
+
+    def _tell(self, kernel_id: str, what: str) -> None:
+        """Say it in the log and to every page that has the kernel open."""
+        self._log.warning("kernel %s: rocmlab: %s", kernel_id, what)
+        notices.tell(kernel_id, f"rocmlab: {what}")
+
+    async def _shut_down(self, kernel_id: str) -> None:
+        self._warned.pop(kernel_id, None)
+        try:
+            await asyncio.ensure_future(self._kernels.shutdown_kernel(kernel_id))
+        except Exception as err:
+            self._log.error("kernel %s could not be shut down: %s", kernel_id, err)
+
+
+def _is_other(waiter: Holder, holder: Holder) -> bool:
+    """Return whether they are two users: by uid, or in containers with the same uid by who started them."""
+    return (waiter.uid, waiter.owner) != (holder.uid, holder.owner)
