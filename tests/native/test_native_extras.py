@@ -1,0 +1,133 @@
+"""The extras themselves, from the index: git, the language server with ruff, TensorBoard, and the proxy."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import clients
+import pytest
+import websocket
+from clones import Clone
+
+pytestmark = pytest.mark.native
+WAIT_SECONDS = 60.0
+WRITER = """
+import sys
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+writer = EventFileWriter(sys.argv[1])
+writer.add_event(Event(step=3, summary=Summary(value=[Summary.Value(tag="loss", simple_value=0.25)])))
+writer.close()
+"""
+EDITED = "import json\nimport os\n\n"
+
+
+@pytest.fixture(scope="module")
+def lab(built_lab: Clone) -> Clone:
+    """The running lab, which has all extras."""
+    built_lab.make("up")
+    return built_lab
+
+
+@pytest.fixture
+def repository(lab: Clone) -> Iterator[Path]:
+    """A repository of git's among the notebooks, with one file that is not yet committed."""
+    folder = lab.folder / "notebooks/extras-repository"
+    folder.mkdir()
+    (folder / "edited.py").write_text(EDITED)
+    subprocess.run(["git", "init", "--quiet", folder], check=True)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def ask(lab: Clone, path: str, token: str | None = None, method: str = "GET") -> tuple[int, Any]:
+    """Make a request with the lab's token, or another one."""
+    token = lab.env["JUPYTER_TOKEN"] if token is None else token
+    return clients.ask(lab.port, token, path, method=method, body={} if method == "POST" else None, timeout_seconds=60)
+
+
+def until(is_it: Callable[[], Any]) -> Any:
+    """Return what is true at last."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (found := is_it()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found
+
+
+def test_each_answers_behind_the_token(lab: Clone, repository: Path) -> None:
+    """Git in the locked version and about a repository, the language server's state, the proxy's launcher entry."""
+    pinned = re.search(
+        r"^jupyterlab-git==(\S+)", (lab.folder / "requirements/extras-git.txt").read_text(), re.MULTILINE
+    )
+    git = f"/git/work/{repository.name}/status"
+    assert pinned
+
+    assert ask(lab, "/git/settings")[1]["serverVersion"] == pinned[1]
+    assert [each["to"] for each in ask(lab, git, method="POST")[1]["files"]] == ["edited.py"]
+    assert list(ask(lab, "/lsp/status")[1]["specs"]) == ["pylsp"]
+    assert [each["name"] for each in ask(lab, "/server-proxy/servers-info")[1]["server_processes"]] == ["tensorboard"]
+    for path, method in (("/git/settings", "GET"), (git, "POST"), ("/lsp/status", "GET")):
+        assert ask(lab, path, "wrong", method)[0] == 403, path
+
+
+def test_tensorboard_shows_what_was_logged(lab: Clone) -> None:
+    """The event file of a training in the notebooks' folder, without TensorFlow being started for it."""
+    folder = lab.folder / "notebooks/extras-logs"
+    command = [str(lab.folder / ".venv/bin/python"), "-c", WRITER, str(folder)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=WAIT_SECONDS)
+        until(lambda: "extras-logs" in (ask(lab, "/tensorboard/data/runs")[1] or ()))
+        query = "/tensorboard/data/plugin/scalars/scalars?run=extras-logs&tag=loss"
+
+        assert [point[1:] for point in ask(lab, query)[1]] == [[3, 0.25]]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_the_language_server_completes_and_ruff_warns(lab: Clone) -> None:
+    """Over the lab's WebSocket, as JupyterLab does: what a module has, and an import that nothing uses."""
+    header = [f"Authorization: token {lab.env['JUPYTER_TOKEN']}"]
+    url = f"ws://127.0.0.1:{lab.port}/lsp/ws/pylsp"
+    channel = websocket.create_connection(url, header=header, suppress_origin=True, timeout=WAIT_SECONDS)
+
+    def send(method: str, number: int | None = None, **params: object) -> None:
+        identity = {} if number is None else {"id": number}
+        channel.send(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **identity}))
+
+    def receive(is_it: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        """Return the first message of a kind, which may have come before another one that was waited for."""
+        while not (found := next(filter(is_it, messages), None)):
+            messages.append(json.loads(channel.recv()))
+        return found
+
+    messages: list[dict[str, Any]] = []
+    token = lab.env["JUPYTER_TOKEN"]
+    page = clients.Server(f"127.0.0.1:{lab.port}", token).request("/lab", token=token)[1]
+    base = re.search(r'"virtualDocumentsUri": "([^"]+)"', page)
+    assert base
+    address = f"{base[1]}/test.py"
+    document = {"uri": address, "languageId": "python", "version": 1, "text": f"{EDITED}os.getp"}
+    try:
+        send("initialize", 1, processId=None, rootUri=None, capabilities={})
+        receive(lambda message: message.get("id") == 1)
+        send("initialized")
+        specs = ask(lab, "/lsp/status")[1]["specs"]["pylsp"]["workspace_configuration"]
+        send("workspace/didChangeConfiguration", settings=specs)
+        send("textDocument/didOpen", textDocument=document)
+        send("textDocument/completion", 2, textDocument={"uri": address}, position={"line": 3, "character": 7})
+        offered = receive(lambda message: message.get("id") == 2)["result"]["items"]
+        warned = receive(lambda message: message.get("params", {}).get("diagnostics"))["params"]["diagnostics"]
+    finally:
+        channel.close()
+
+    assert any(item["label"].startswith("getpriority") for item in offered)
+    assert ("ruff", "F401") in {(each["source"], each["code"]) for each in warned}
