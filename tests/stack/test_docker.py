@@ -135,6 +135,38 @@ class TestBaseImage:
         assert caught.value.problem.fix == f"sudo scripts/make-rocm-base {base} gfx906,gfx90a, then make up"
 
 
+class TestPathsInside:
+    """A folder of the host that a command of the lab needs: in the container it has another name."""
+
+    @pytest.mark.parametrize("share", ["share", "./mine", "linked"])
+    def test_notebooks_and_the_share_are_seen(
+        self, share: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also through a link, and by the container's own path, the only one of a share in a volume."""
+        program = docker(tmp_path, info="")
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "linked").symlink_to(tmp_path / "elsewhere")
+        found = lab(tmp_path, program, monkeypatch, SHARE=share if share == "share" else str(tmp_path / share))
+
+        assert found.seen_inside(tmp_path / "notebooks/a/.venv") == Path("/home/jovyan/work/a/.venv")
+        for name in ("work/a", "share/b/.venv"):
+            assert found.seen_inside(Path("/home/jovyan", name)) == Path("/home/jovyan", name)
+        if share != "share":
+            assert found.seen_inside(tmp_path / share / "env") == Path("/home/jovyan/share/env")
+        if share == "linked":
+            assert found.seen_inside(tmp_path / "elsewhere/env") == Path("/home/jovyan/share/env")
+
+    def test_another_folder_is_an_error(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Which names both folders that the container sees; the name of a volume does not mean a folder of the host."""
+        found = lab(tmp_path, docker(tmp_path, info=""), monkeypatch, SHARE="share")
+
+        for path in (tmp_path, tmp_path / "share/env", Path("/usr"), Path("/home/jovyan/.venv"), Path("/home/jovyan")):
+            with pytest.raises(RocmlabError, match="cannot be seen by the lab") as caught:
+                found.seen_inside(path)
+        assert str(tmp_path / "notebooks") in caught.value.problem.why
+        assert "/home/jovyan/share" in caught.value.problem.fix
+
+
 class TestGpuOverlay:
     """GPUS=0,2 as a Compose overlay."""
 

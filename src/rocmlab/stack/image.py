@@ -31,6 +31,7 @@ PASSED_INTO_THE_LAB = (  # where `.env` has them; the same as those of compose.y
     *("ROCR_VISIBLE_DEVICES", "TZ"),
     *(f"HSA_OVERRIDE_GFX_VERSION_{node}" for node in range(1, 10)),
 )
+HOME = "/home/jovyan"  # in the container: what the lab shows, work/ and share/
 UNREACHABLE = re.compile(
     r"no such host|timeout|connection refused|network is unreachable|TLS handshake|dial tcp|certificate", re.I
 )
@@ -135,15 +136,23 @@ class ImageLab(Lab):
         return self.settings.path(share) if "/" in share else None
 
     def seen_inside(self, path: Path) -> Path:
-        """Return where the container has a folder of this host: notebooks, or the share."""
-        for folder, inside in ((self.notebooks.resolve(), "work"), (self.share_folder, "share")):
-            for each in (path, path.resolve()):
-                if folder and each.is_relative_to(folder):
-                    return Path("/home/jovyan", inside, each.relative_to(folder))
+        """Return where the container has a folder of this host, in the notebooks or the share, or one of its own.
+
+        The host has no folder for a share in a volume, so a path may also be that of the container.
+        """
+        share = self.share_folder
+        for folder, inside in ((self.notebooks, "work"), (share, "share")):
+            for seen in {folder, folder.resolve()} if folder else ():
+                found = next((each for each in (path, path.resolve()) if each.is_relative_to(seen)), None)
+                if found:
+                    return Path(HOME, inside, found.relative_to(seen))
+        own = next((name for name in ("work", "share") if path.is_relative_to(Path(HOME, name))), None)
+        if own and not path.exists():
+            return path
         raise RocmlabError(
             f"{path} cannot be seen by the lab",
-            f"the container sees {self.notebooks} and the share",
-            "make the environment there, in a terminal of JupyterLab: below work/ or share/",
+            f"the container has {self.notebooks} as {HOME}/work, and SHARE={self.values['SHARE']} as {HOME}/share",
+            f"make the environment in a terminal of JupyterLab, and name it as it is there: {HOME}/share/my-env",
         )
 
     def has_base(self) -> bool:
