@@ -13,7 +13,8 @@ import notebook_files
 import pytest
 
 from rocmlab.base import formatting
-from rocmlab.devices import Device, device_id, discover, recording, roots, sample
+from rocmlab.devices import Device, device_id, discover, integral, recording, roots, sample
+from rocmlab.reports import values
 from rocmlab.runs.command import main
 from rocmlab.runs.scheduling import usage
 from rocmlab.runs.scheduling.usage import UNKNOWN, Meters
@@ -150,6 +151,24 @@ def test_a_card_that_counts_its_energy_is_believed(tmp_path: Path) -> None:
     assert [one["energy_joules"] for one in found] == [pytest.approx(10 * watts, rel=0.05) for watts in high]
     kept = recording.read(file).energy_joules
     assert [kept[device_id(device)] for device in devices] == [one["energy_joules"] for one in found]
+
+
+@pytest.mark.usefixtures("quick")
+def test_energy_over_a_gap_is_marked_as_a_part(tmp_path: Path, meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine slept while the job ran: what is known is kept, and the sum of the run is at least that."""
+    Live(tmp_path, gpus=1, busy="50")
+    device = gpus(tmp_path)[0]
+    meters.begin("a", [device])
+    wait_for(lambda: _is_measured(meters))
+    monkeypatch.setattr(integral, "GAP_SECONDS", 0.0)
+    wait_for(lambda: not meters._jobs["a"][0].energy.is_whole)
+
+    (found,) = meters.end("a")
+
+    assert found["energy_joules"] > 0
+    assert found["energy_is_partial"] is True
+    job = {"seconds": 1.0, "devices": [{"backend": "rocm", **found}]}
+    assert values.gpu_totals([job]).is_whole is False
 
 
 @pytest.mark.usefixtures("quick")

@@ -13,12 +13,16 @@ Status = Literal["ok", "skipped", "failed", "timeout", "killed", "kernel died", 
 ERROR_NAMES: dict[Status, str] = {"timeout": "Timeout", "killed": "Killed", "kernel died": "KernelDied"}
 
 
-class Usage(TypedDict):
-    """What a job used of one of its devices; None: unknown."""
-
+class _Usage(TypedDict):
     peak_vram_bytes: int | None
     mean_busy_percent: float | None
     energy_joules: float | None
+
+
+class Usage(_Usage, total=False):
+    """What a job used of one of its devices; None: unknown."""
+
+    energy_is_partial: bool  # it used more: for a part of the time nothing is known
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,8 @@ def gpu_totals(jobs: Jobs) -> GpuTotals:
     held = [(time, device) for time, device in held if device.get("backend") != "cpu"]
     seconds = [time for time, _ in held if is_number(time)]
     joules = [device["energy_joules"] for _, device in held if is_number(device.get("energy_joules"))]
-    return GpuTotals(sum(seconds) if seconds else None, sum(joules) if joules else None, len(joules) == len(held))
+    is_whole = len(joules) == len(held) and not any(device.get("energy_is_partial") for _, device in held)
+    return GpuTotals(sum(seconds) if seconds else None, sum(joules) if joules else None, is_whole)
 
 
 def by(jobs: Jobs, names: Sequence[str]) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:

@@ -57,11 +57,14 @@ class _Use:
 
     def usage(self) -> Usage:
         mean, joules = self.busy.mean, self.energy.joules
-        return {
+        found: Usage = {
             "peak_vram_bytes": self.peak,
             "mean_busy_percent": None if mean is None else round(mean, 1),
             "energy_joules": None if joules is None else round(joules, 1),
         }
+        if joules is not None and not self.energy.is_whole:
+            found["energy_is_partial"] = True
+        return found
 
 
 class _File:
