@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ import pytest
 
 from rocmlab.devices import Device, device_id, discover, sample
 from rocmlab.lab.server.costs import Costs
+from rocmlab.lab.server.paths import Shown
+from rocmlab.lab.server.telemetry import Telemetry
 from rocmlab.simulation import Live
-from rocmlab.telemetry.model import GpuProcess, Owner
+from rocmlab.telemetry.model import GpuProcess, Owner, Snapshot
 
 
 class Server:
@@ -24,7 +28,8 @@ class Server:
         self.gpus = [device for device in discover(root) if device.backend == "rocm"]
         self.kernels: list[dict[str, Any]] = []
         self.processes: list[GpuProcess] = []
-        self.costs = Costs(root, self._leased, self._find)
+        self.kept: list[Snapshot] = []
+        self.costs = Costs(root, self._leased, self._find, self.kept.append)
 
     def start(self, name: str, *gpus: Device, age_seconds: float = 0.0) -> dict[str, Any]:
         """Have a kernel with a lease of that age."""
@@ -116,3 +121,35 @@ def test_prices_make_an_amount(server: Server, monkeypatch: pytest.MonkeyPatch) 
 
     assert (priced["amount"], priced["currency"]) == (pytest.approx(2.0, rel=0.02), "EUR")
     assert wrong["amount"] is None
+
+
+def test_readings_of_leased_gpus_are_kept_for_the_history(server: Server) -> None:
+    """Whoever opens the panel during a training sees what the leased GPU did; the other one is not read."""
+    server.read()
+    server.start("busy.ipynb", server.gpus[0])
+    server.read()
+    server.read()
+
+    assert [list(snapshot.samples) for snapshot in server.kept] == [[device_id(server.gpus[0])]] * 2
+
+
+def test_the_history_takes_them_only_while_no_one_watches(server: Server, tmp_path: Path) -> None:
+    """A viewer's readings, one a second, are the better ones; after the viewer the others continue."""
+
+    async def told() -> tuple[list[float], list[float]]:
+        telemetry = Telemetry(tmp_path, list, Shown(tmp_path))
+        name = device_id(server.gpus[0])
+        hub = await telemetry.hub()
+        reading = Snapshot(1_800_000_000.0, {name: sample(server.gpus[0], tmp_path)})
+        telemetry.keep(reading)
+        alone = hub.history.times(900)
+        async with aclosing(hub.watch()) as snapshots:
+            await anext(snapshots)
+            telemetry.keep(replace(reading, time_seconds=1_800_000_010.0))
+        await telemetry.close()
+        return alone, hub.history.times(900)
+
+    alone, watched = asyncio.run(told())
+
+    assert alone == [1_800_000_000.0]
+    assert 1_800_000_010.0 not in watched

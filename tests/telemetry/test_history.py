@@ -167,3 +167,49 @@ def test_no_time_is_no_point(seconds: float) -> None:
     history.add(snapshot(0, busy_percent=1.0))
 
     assert history.series("a", "busy_percent", seconds) == ([], [])
+
+
+class TestSparse:
+    """While no one watches, a leased GPU has a point each 10 seconds."""
+
+    def test_who_comes_sees_the_last_minutes(self) -> None:
+        """A training without a page, then a page: one line of points each 10 seconds, then each second."""
+        history = History(["a"])
+        for second in range(0, 3600, 10):
+            history.add_sparse(snapshot(second, busy_percent=90.0))
+        for second in range(3600, 3610):
+            history.add(snapshot(second, busy_percent=80.0))
+
+        times, values = history.series("a", "busy_percent", 900)
+
+        assert times == [BEGIN + second for second in (*range(2710, 3600, 10), *range(3600, 3610))]
+        assert values == [90.0] * 89 + [80.0] * 10
+        assert history.times(900) == times
+        assert history.series("a", "busy_percent", 86_400)[1] == [90.0] * 360
+
+    def test_what_was_watched_before_stays(self) -> None:
+        """A page is closed during a training: its seconds are followed by points each 10 seconds, also over a day."""
+        history = History(["a"])
+        for second in range(25):
+            history.add(snapshot(second, busy_percent=80.0))
+        for second in range(35, 95, 10):
+            history.add_sparse(snapshot(second, busy_percent=90.0))
+
+        assert [time - BEGIN for time in history.times(900)] == [*range(25), *range(35, 95, 10)]
+        assert [time - BEGIN for time in history.times(3600)] == [0, 10, 20, *range(35, 95, 10)]
+
+    def test_a_pause_between_leases_is_unknown(self) -> None:
+        """The GPU was not leased for an hour: no line is drawn across it."""
+        history = History(["a"])
+        for second in (0, 10, 3610, 3620):
+            history.add_sparse(snapshot(second, busy_percent=90.0))
+
+        assert history.series("a", "busy_percent", 86_400)[1] == [90.0, 90.0, None, 90.0, 90.0]
+
+    def test_a_clock_that_is_set_back_begins_anew(self) -> None:
+        """What was read at a later time than now is not shown."""
+        history = History(["a"])
+        history.add_sparse(snapshot(1000, busy_percent=90.0))
+        history.add_sparse(snapshot(10, busy_percent=50.0))
+
+        assert history.series("a", "busy_percent", 86_400) == ([BEGIN + 10], [50.0])

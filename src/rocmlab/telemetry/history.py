@@ -1,6 +1,8 @@
-"""What the devices did: each second of the last 15 minutes, and means of 10 seconds of the last 24 hours.
+"""What the devices did: each second of the last 15 minutes, and each 10 seconds of the last 24 hours, as means.
 
-Memory is flat: two columns of 32-bit floats for each number that a device has ever reported, 38 kB, allocated once.
+While no one watches there is a reading each 10 seconds, of leased GPUs only; it is in both.
+
+Memory is flat: columns of 32-bit floats for each number that a device has ever reported, 39 kB, allocated once.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 
 from rocmlab.telemetry.model import Snapshot
 
@@ -31,6 +34,7 @@ METRICS = (
     "pcie_replays",
 )
 FINE_SECONDS, FINE_POINTS = 1.0, 900
+SPARSE_POINTS = 90  # of the same 15 minutes, each COARSE_SECONDS
 COARSE_SECONDS, COARSE_POINTS = 10.0, 8640
 EARLY_SECONDS = 0.25  # by which a point may come before its time
 GAP = 3.0  # points: a longer silence is shown as one
@@ -45,6 +49,7 @@ class History:
         """Begin with these devices, by `device_id`; others are added as they come."""
         self._fine = _Ring(FINE_SECONDS, FINE_POINTS)
         self._coarse = _Ring(COARSE_SECONDS, COARSE_POINTS)
+        self._sparse = _Ring(COARSE_SECONDS, SPARSE_POINTS)  # what was read while no one watched
         self._names: dict[str, None] = dict.fromkeys(names)
         self._places: list[int] = []  # of the fine points that are in no mean yet
 
@@ -57,12 +62,9 @@ class History:
         """Take a Snapshot; of several within a second the last one counts."""
         now, last = snapshot.time_seconds, self._fine.last
         if last is not None and now < last - CLOCK_SECONDS:
-            self._fine.clear()
-            self._coarse.clear()
-            self._places = []
-        elif last is not None and last + GAP * FINE_SECONDS < now:
+            self._clear()
+        elif self._fine.skip_silence(now):
             self._add_mean()
-            self._fine.skip()
         place = self._fine.point(now)
         if place is None:
             place = self._fine.place  # the same second: its place is taken again
@@ -74,14 +76,31 @@ class History:
             self._names.setdefault(name)
             self._fine.put(name, vars(sample))
 
+    def add_sparse(self, snapshot: Snapshot) -> None:
+        """Take a Snapshot of those that are read each 10 seconds while no one watches."""
+        now = snapshot.time_seconds
+        self._add_mean()  # of the seconds before
+        if any(ring.last is not None and now < ring.last - CLOCK_SECONDS for ring in (self._sparse, self._coarse)):
+            self._clear()
+        for ring in (self._sparse, self._coarse):
+            ring.skip_silence(now)
+            if ring.point(now) is not None:
+                for name, sample in snapshot.samples.items():
+                    self._names.setdefault(name)
+                    ring.put(name, vars(sample))
+
+    def _clear(self) -> None:
+        for ring in (self._fine, self._sparse, self._coarse):
+            ring.clear()
+        self._places = []
+
     def _add_mean(self) -> None:
         """Make a point of the last 24 hours of those that are in none yet."""
         places, self._places = self._places, []
         if not places:
             return
         began = self._fine.times[places[0]]
-        if self._coarse.last is not None and self._coarse.last + GAP * COARSE_SECONDS < began:
-            self._coarse.skip()
+        self._coarse.skip_silence(began)
         if self._coarse.point(began) is None:
             return
         for name, columns in self._fine.columns.items():
@@ -93,8 +112,7 @@ class History:
 
     def times(self, seconds: float) -> list[float]:
         """Return the Unix times of the points of the last `seconds`, the same for all series."""
-        ring = self._ring(seconds)
-        return ring.window(ring.times, seconds).tolist()
+        return [time for time, _ in self._points(seconds, None, "")]
 
     def series(self, device: str, metric: str, seconds: float) -> tuple[list[float], list[float | None]]:
         """Return the points of one number of a device: Unix times, ascending, and values.
@@ -102,20 +120,26 @@ class History:
         Args:
             device: by `device_id`.
             metric: one of METRICS.
-            seconds: until the last point. Up to 15 minutes there is a point a second, else one for each 10 seconds.
+            seconds: until the last point. Up to 15 minutes there is a point a second, else one for each 10 seconds;
+                where no one watched a leased GPU there is one for each 10 seconds in any case.
 
         Returns:
             Times and values; None is unknown. Where nothing was read, one point in which nothing is known.
         """
-        ring = self._ring(seconds)
-        column = ring.columns.get(device, {}).get(metric)
-        times = ring.window(ring.times, seconds).tolist()
-        if column is None:
-            return times, [None] * len(times)
-        return times, [value if value == value else None for value in ring.window(column, seconds)]  # NaN differs
+        points = self._points(seconds, device, metric)
+        return [time for time, _ in points], [value if value == value else None for _, value in points]  # NaN differs
 
-    def _ring(self, seconds: float) -> _Ring:
-        return self._fine if seconds <= FINE_SECONDS * FINE_POINTS else self._coarse
+    def _points(self, seconds: float, device: str | None, metric: str) -> list[tuple[float, float]]:
+        """Return times and values, NaN where unknown; without a device the times count."""
+        rings = (self._fine, self._sparse) if seconds <= FINE_SECONDS * FINE_POINTS else (self._coarse,)
+        end = max((ring.last for ring in rings if ring.last is not None), default=0.0)
+        found: list[tuple[float, float]] = []
+        for ring in rings:
+            times = ring.window(ring.times, end - seconds)
+            column = ring.columns.get(device, {}).get(metric) if device else ring.times
+            values = [UNKNOWN] * len(times) if column is None else ring.window(column, end - seconds)
+            found += zip(times, values, strict=True)
+        return sorted(found, key=itemgetter(0)) if len(rings) > 1 and self._sparse.last is not None else found
 
 
 class _Ring:
@@ -141,10 +165,12 @@ class _Ring:
                 column[self.place] = UNKNOWN
         return self.place
 
-    def skip(self) -> None:
-        """Add a point in which nothing is known behind the last one."""
-        if self.last is not None:
+    def skip_silence(self, now: float) -> bool:
+        """Add a point in which nothing is known behind the last one if that is long ago; return whether it is."""
+        is_long = self.last is not None and self.last + GAP * self._step_seconds < now
+        if self.last is not None and is_long:
             self.point(self.last + self._step_seconds)
+        return is_long
 
     def put(self, name: str, values: dict[str, float | None]) -> None:
         """Add a device's sample at the last point."""
@@ -156,13 +182,13 @@ class _Ring:
                     columns[metric] = array("f", [UNKNOWN]) * self._points
                 columns[metric][place] = value
 
-    def window(self, column: array[float], seconds: float) -> array[float]:
-        """Return what a column, or `times`, holds of the `seconds` until the last point, the oldest first."""
+    def window(self, column: array[float], after: float) -> array[float]:
+        """Return what a column, or `times`, holds of the points after a Unix time, the oldest first."""
         if self.last is None:
             return array(column.typecode)
         end = self.place + 1
         ordered = self.times[end - self._count : end] if self._count <= end else self.times[end:] + self.times[:end]
-        first = bisect_right(ordered, self.last - seconds)
+        first = bisect_right(ordered, after)
         wanted = len(ordered) - first
         if wanted <= end:
             return column[end - wanted : end]

@@ -19,7 +19,7 @@ from typing import Any
 from rocmlab.base import background, live, prices
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
-from rocmlab.telemetry.model import GpuProcess, device_id
+from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id
 from rocmlab.telemetry.sampler import Sampler
 
 log = logging.getLogger("rocmlab")
@@ -60,7 +60,13 @@ class _Use:
 class Costs:
     """Follows the leases of one server's kernels."""
 
-    def __init__(self, root: Path, leased: Callable[[], Awaitable[Sequence[Row]]], find: Find) -> None:
+    def __init__(
+        self,
+        root: Path,
+        leased: Callable[[], Awaitable[Sequence[Row]]],
+        find: Find,
+        keep: Callable[[Snapshot], None] = lambda snapshot: None,
+    ) -> None:
         """Prepare; nothing is read yet.
 
         Args:
@@ -68,9 +74,10 @@ class Costs:
             leased: returns the kernels that have a lease now: kernel_id, notebook (None: it has none), kernel_name,
                 since (when the lease began) and gpus, the Devices.
             find: returns the processes on these devices, with their owners.
+            keep: gets each reading, for the history.
         """
         self.rows: list[Row] = []  # by notebook, those of the last reading
-        self._leased, self._find = leased, find
+        self._leased, self._find, self._keep = leased, find, keep
         self._sampler = Sampler((), root, errors_seconds=math.inf)
         self._uses: dict[tuple[str, str], _Use] = {}  # by kernel and start of its lease
         self._ended: dict[str, Row] = {}  # by notebook, those that have ended
@@ -127,6 +134,7 @@ class Costs:
         if list(self._sampler.devices) != list(devices.values()):
             self._sampler.devices = list(devices.values())
         snapshot = await asyncio.wrap_future(background.start(self._sampler.read))
+        self._keep(snapshot)
         for use in self._uses.values():
             for name in map(device_id, use.devices):
                 joules = snapshot.energy_joules.get(name)

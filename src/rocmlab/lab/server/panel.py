@@ -111,7 +111,7 @@ class Panel:
         if self.costs is None:
             from rocmlab.lab.server.costs import Costs
 
-            self.costs = Costs(self.root, self._leased, self.telemetry.processes)
+            self.costs = Costs(self.root, self._leased, self.telemetry.processes, self.telemetry.keep)
             self.costs.start()
 
     async def _leased(self) -> list[Row]:

@@ -109,6 +109,11 @@ class Telemetry:
         attribute = self._attribute
         return await self._processes.do(lambda: attribute(devices)) if attribute else ()
 
+    def keep(self, snapshot: Snapshot) -> None:
+        """Take a reading that was not for a viewer into the history, where none is taken for viewers at present."""
+        if self._hub is not None and not self._hub.is_reading:
+            self._hub.history.add_sparse(snapshot)
+
     async def close(self) -> None:
         """Stop, and close what is open."""
         if self._one is not None:
