@@ -134,6 +134,9 @@ def _forget_simulated_hosts(request: pytest.FixtureRequest, _leaves_nothing_behi
         module.finder.cache_clear()
 
 
+MACHINE = {"container", "podman", "browser", "native", "oracle", "cluster"}  # what scripts/test runs in lanes
+
+
 def pytest_collection_finish() -> None:
     """Exclude what all tests share from garbage collections, which look at all there is many hundred times."""
     gc.collect()
@@ -146,6 +149,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A week of use ends with another lock, and whoever uses that lab after it waits for one more installation.
     """
     items.sort(key=lambda item: item.path.name == "test_native_week.py")
+    _check_marks(items)
     reasons = {
         "container": lambda: engines.missing(),
         "browser": lambda: (
@@ -160,6 +164,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name, reason in reasons.items():
             if item.get_closest_marker(name) and (why := reason()):
                 item.add_marker(pytest.mark.skip(reason=why))
+
+
+def _check_marks(items: list[pytest.Item]) -> None:
+    """Fail where a test's file does not show what the test needs: `scripts/test` finds these files by their text."""
+    texts = {item.path: item.path.read_text(encoding="utf-8") for item in items if MACHINE & _marks(item)}
+    for item in items:
+        if hidden := {name for name in MACHINE & _marks(item) if f"mark.{name}" not in texts[item.path]}:
+            raise pytest.UsageError(f"{item.nodeid} is marked {hidden}: write pytest.mark.{min(hidden)} in its file")
+
+
+def _marks(item: pytest.Item) -> set[str]:
+    """Return the names of a test's marks, those of its class and file included."""
+    return {mark.name for mark in item.iter_markers()}
 
 
 @pytest.fixture(scope="session")
