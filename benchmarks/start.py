@@ -132,7 +132,7 @@ def measure_cold(project: Project, runs: int, rows: Sequence[str]) -> Results:
         RocmlabError: a row of this name does not exist, or does not fit the project's runtime; a start failed.
     """
     known = {"cold_native": _cold_native, "cold_image": _cold_image}
-    results = Results()
+    results = Results(simulated=False)
     for row in rows:
         if row not in known:
             raise RocmlabError(f"bench up has no row {row}", f"it has {' and '.join(known)}", "name one of these")

@@ -559,9 +559,8 @@ class TestRestore:
         """A real second uid is rejected, though the folder that holds the backups is open to all."""
         (lab.share / "key").write_text("secret")
         backup = lab.back_up()
-        for folder in (lab.backups, *lab.backups.parents):
-            if folder.stat().st_uid == os.getuid() and str(folder).startswith(("/tmp/pytest", str(lab.folder))):
-                folder.chmod(0o755)
+        lab.backups.chmod(0o755)
+        open_to_others(lab.folder)
 
         done = subprocess.run(
             ["sh", "-c", f"ls {backup}; cat {backup}/*"], user=SECOND_UID, group=SECOND_UID, capture_output=True
@@ -840,9 +839,7 @@ class TestWhatIsOmitted:
         lab.back_up()
         for path in (lab.share, lab.notebooks, lab.backups):
             os.chown(path, SECOND_UID, SECOND_UID)
-        for folder in (lab.folder, *lab.folder.parents):
-            if str(folder).startswith("/tmp/pytest"):
-                folder.chmod(0o755)
+        open_to_others(lab.folder)
         program = (
             "import sys; from rocmlab.backup import create, model\n"
             "sys.exit(create.create(model.Task.from_json(sys.argv[1]), print))"
@@ -852,6 +849,14 @@ class TestWhatIsOmitted:
 
         assert done.returncode == 0, done.stderr
         assert len(list(lab.backups.iterdir())) == 2
+
+
+def open_to_others(folder: Path) -> None:
+    """Have every user reach a test's folder, below the folder that pytest makes for this user."""
+    for each in (folder, *folder.parents):
+        each.chmod(0o755)
+        if each.name.startswith("pytest-of-"):
+            return
 
 
 def as_second_user(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -928,9 +933,7 @@ def test_a_file_that_cannot_be_read_makes_the_exit_code_one(lab: Lab) -> None:
         "sys.exit(create.create(model.Task.from_json(sys.argv[1]), print))"
     )
     task = lab.task("create", lab.backups).to_json()
-    for folder in lab.folder.parents:
-        if str(folder).startswith("/tmp/pytest"):
-            folder.chmod(0o755)
+    open_to_others(lab.folder)
 
     done = as_second_user(program, task)
 
