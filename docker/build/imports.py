@@ -1,8 +1,7 @@
 """Import what people import first, so that Python compiles just that: packages are installed without compiling.
 
-Usage: PYTHON imports.py, run by the interpreter of a kernel's environment. Compiling every file would be half of the
-build's work and a tenth of a gigabyte; most are never imported. What is imported later is compiled then, for as long
-as the container exists.
+Usage: PYTHON imports.py, run by the interpreter of a kernel's environment. Most files are never imported, and compiling
+all takes longer than installing them. What is imported later is compiled then, for as long as the container exists.
 """
 
 from __future__ import annotations
