@@ -98,7 +98,7 @@ def test_leases_of_a_notebook_are_added_up_and_stay_after_their_end(server: Serv
 def test_what_is_not_known_or_not_its_own_is_marked(server: Server) -> None:
     """A lease that was older when reading began, and another process on the GPU; a process of its own is none."""
     kernel = server.start("old.ipynb", server.gpus[0], age_seconds=600)
-    server.start("new.ipynb", server.gpus[1])
+    server.start("new.ipynb", server.gpus[1], age_seconds=11)
     own = Owner("kernel", notebook="old.ipynb", kernel_id=kernel["kernel_id"])
     server.processes = [
         GpuProcess(device_id(server.gpus[0]), 1, owner=own),
@@ -109,6 +109,14 @@ def test_what_is_not_known_or_not_its_own_is_marked(server: Server) -> None:
     assert (rows["old.ipynb"]["is_whole"], rows["old.ipynb"]["is_shared"]) == (False, False)
     assert (rows["new.ipynb"]["is_whole"], rows["new.ipynb"]["is_shared"]) == (False, True)  # none after one reading
     assert rows["old.ipynb"]["gpu_seconds"] == pytest.approx(600, abs=8)
+
+
+def test_a_process_that_has_just_ended_is_nobody_else(server: Server) -> None:
+    """Drivers still list it for a moment when the next kernel has the lease."""
+    server.start("new.ipynb", server.gpus[0])
+    server.processes = [GpuProcess(device_id(server.gpus[0]), 1, owner=Owner("process"))]
+
+    assert server.read()["new.ipynb"]["is_shared"] is False
 
 
 def test_prices_make_an_amount(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

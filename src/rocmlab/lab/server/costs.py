@@ -144,15 +144,16 @@ class Costs:
 
     async def _look_for_others(self, now: float) -> None:
         """Note on whose GPUs other processes are: the energy is then not of the notebook alone."""
-        if now - self._looked < PROCESSES_SECONDS:
+        settled = [use for use in self._uses.values() if now - use.started >= EVERY_SECONDS]  # drivers list the dead
+        if now - self._looked < PROCESSES_SECONDS or not settled:
             return
         self._looked = now
         try:
-            found = await self._find([device for use in self._uses.values() for device in use.devices])
+            found = await self._find([device for use in settled for device in use.devices])
         except RocmlabError as err:
             log.debug("who else uses the leased GPUs is not known: %s", err)
             return
-        for use in self._uses.values():
+        for use in settled:
             names = set(map(device_id, use.devices))
             owners = [process.owner for process in found if process.device in names]
             if any(owner is None or owner.kernel_id != use.kernel_id for owner in owners):
