@@ -28,7 +28,7 @@ def _announced(kind: str) -> float:
     return NEEDED_BYTES[kind] / 1e6
 
 
-# The CPU's was measured on Debian 12 (2026-11-25): 337 MB of 5,035 MB. A base with its own TensorFlow gets more from us.
+# The CPU's was measured on Debian 12 (2026-11-25): 337 MB of 5,035 MB. With its own TensorFlow a base gets more.
 BUDGETS = {
     "cpu": Budget(400, 5500, is_measured=True),
     "slim": Budget(400, _announced("slim")),

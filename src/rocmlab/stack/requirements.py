@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -61,7 +62,7 @@ def steps(environment: Environment, *, is_serving: bool = False) -> Iterator[Ste
     if environment.jax_packages:
         pinned = environment.folder / "pinned.txt"
         pinned.write_text(pins(lock.read_text(encoding="utf-8")) + f"torch=={TORCH_VERSION}\n", encoding="utf-8")
-        hashes = (HASHES, str(environment.project / "requirements/frameworks/jax-*.txt"))
+        hashes = (HASHES, f"{_frameworks(environment)}/jax-*.txt")
         arguments = (*_links(environment), *hashes, "--constraint", str(pinned), *environment.jax_packages.split())
         yield Step(f"JAX's plugin ({environment.jax_packages})", arguments)
     yield from _extra_steps(environment)
@@ -88,6 +89,11 @@ def _links(environment: Environment) -> tuple[str, ...]:
     return ("--find-links", environment.wheels) if environment.wheels else ()
 
 
+def _frameworks(environment: Environment) -> str:
+    """Return the folder of the locks with hashes of frameworks, as the beginning of a pattern."""
+    return glob.escape(str(environment.project / "requirements/frameworks"))
+
+
 def _extra_locks(environment: Environment) -> list[Path]:
     names = {"proxy" if name in extras.PROXIED else name for name in extras.parse(environment.extras)}
     return [environment.project / f"requirements/extras-{name}.txt" for name in sorted(names)]
@@ -109,7 +115,7 @@ def _torch_step(environment: Environment) -> Step:
     if environment.torch_index:
         name = environment.torch_index.rstrip("/").rpartition("/")[2]
         index = (ALONE, "--retries", "1", "--index-url", environment.torch_index)
-        index += (HASHES, str(environment.project / f"requirements/frameworks/{name}.txt"))
+        index += (HASHES, f"{_frameworks(environment)}/{glob.escape(name)}.txt")
     # The GPU builds bring libraries of their own (triton, CUDA); what the CPU and Metal builds need is locked.
     dependencies = ("--no-deps",) if environment.backend in ("cpu", "metal") else ()
     return Step(
