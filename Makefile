@@ -21,7 +21,7 @@ export RUN_FOLDER ?=
 export ROCMLAB_URL_HOST = $(if $(findstring command,$(origin HOST)),$(HOST))
 TESTS ?= tests
 
-.PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels packages demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down bench test test-fast test-hermetic test-long test-rocm lint docs docs-serve lock sbom dist pin
+.PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels packages demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down hub-up hub-status hub-down bench test test-fast test-hermetic test-long test-rocm lint docs docs-serve lock sbom dist pin
 
 help: ## Explain the targets
 	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
@@ -78,6 +78,14 @@ cluster-status: ## Show the nodes, their GPUs and versions, and what runs where
 	@$(ROCMLAB) cluster status
 cluster-down: ## Leave the cluster; on the head: end it (FORCE=1 even if notebooks run)
 	@$(ROCMLAB) cluster down
+
+# -- Several users
+hub-up: ## Start JupyterHub, with a lab for each user (HUB_ADMINS=name HUB_USERS=name,name)
+	@$(ROCMLAB) hub up
+hub-status: ## Say whether it runs, and whose labs do
+	@$(ROCMLAB) hub status
+hub-down: ## Stop it; the users' labs run on
+	@$(ROCMLAB) hub down
 
 # -- Now and then
 build: ## Build the image (or make the environment) without starting

@@ -72,7 +72,7 @@ const result = await build({
   outdir: PAGE,
   bundle: true,
   minify: true,
-  format: 'esm',
+  format: 'iife', // a classic script: JupyterHub redirects the request of a module to its login
   target: ['es2022', 'chrome111', 'firefox111', 'safari16.4'],
   legalComments: 'none',
   metafile: true,

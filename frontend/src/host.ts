@@ -17,6 +17,20 @@ export interface Host {
   openNotebook(path: string): void;
 }
 
+/** Return the XSRF token that the server has put into a cookie of this path, empty where there is none. */
+export function xsrf(): string {
+  return /(?:^|; )_xsrf=([^;]*)/.exec(document.cookie)?.[1] ?? '';
+}
+
+/** Add the XSRF token to an address: behind JupyterHub a read by a script needs it, as a change does everywhere. */
+export function withXsrf(url: URL): string {
+  const token = xsrf();
+  if (token !== '') {
+    url.searchParams.set('_xsrf', token);
+  }
+  return url.href;
+}
+
 /** Return what a failed request says, as one sentence. */
 export async function reason(response: Response): Promise<string> {
   const text = await response.text().catch(() => '');

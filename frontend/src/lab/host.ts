@@ -5,7 +5,7 @@ import { Dialog, showDialog } from '@jupyterlab/apputils';
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
-import type { Host, Question } from '../host';
+import { withXsrf, type Host, type Question } from '../host';
 
 export class LabHost implements Host {
   private readonly settings: ServerConnection.ISettings;
@@ -19,7 +19,7 @@ export class LabHost implements Host {
     if (this.settings.appendToken && this.settings.token !== '') {
       url.searchParams.set('token', this.settings.token);
     }
-    return url.href;
+    return withXsrf(url);
   }
 
   request(path: string, method: 'GET' | 'POST' = 'GET'): Promise<Response> {

@@ -1,6 +1,6 @@
 /** The page of its own at `rocmlab/`: the panel without JupyterLab. */
 
-import type { Host, Question } from '../host';
+import { withXsrf, xsrf, type Host, type Question } from '../host';
 import { button, make } from '../dom';
 import { Panel } from '../panel';
 import { Store } from '../store';
@@ -33,7 +33,7 @@ class Page implements Host {
     if (this.asked !== null) {
       url.searchParams.set('token', this.asked);
     }
-    return url.href;
+    return withXsrf(url);
   }
 
   request(path: string, method: 'GET' | 'POST' = 'GET'): Promise<Response> {
@@ -41,8 +41,8 @@ class Page implements Host {
     if (this.token !== '') {
       headers['Authorization'] = `token ${this.token}`;
     }
-    const cookie = /(?:^|; )_xsrf=([^;]*)/.exec(document.cookie)?.[1];
-    if (cookie !== undefined) {
+    const cookie = xsrf();
+    if (cookie !== '') {
       headers['X-XSRFToken'] = cookie;
     }
     return fetch(new URL(path, this.base), { method, headers, cache: 'no-store' });

@@ -6,7 +6,7 @@ from rocmlab.base.errors import RocmlabError
 
 SETTING = "EXTRAS"
 VARIABLE = "ROCMLAB_EXTRAS"  # of the lab: what it was made with
-NAMES = ("git", "lsp", "proxy", "tensorboard")
+NAMES = ("git", "hub", "lsp", "proxy", "tensorboard")  # `hub`: what `rocmlab hub` needs in a lab
 PROXIED = {"proxy", "tensorboard"}  # both are jupyter-server-proxy, so they have one lock
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from rocmlab.base.errors import Problem, RocmlabError
 
 SETTING = "LEASES_DIR"
+OF_LAB = "ROCMLAB_LAB_LEASES"  # a private folder of one lab that as a whole holds its GPUs: its kernels share them out
 USUAL = "/run/lock/rocmlab"
 NOTE = re.compile(r"/holder-[0-9a-f]{16}\.json$")  # the path of a note that names a holder
 MODE = 0o1777
@@ -26,7 +27,12 @@ RULE = "/etc/tmpfiles.d/rocmlab.conf"
 
 
 def path(environment: Mapping[str, str], root: Path = Path("/")) -> Path:
-    """Return the folder that this environment names, or the usual one; on a simulated host the one below its root."""
+    """Return the folder that this environment names, or the usual one; on a simulated host the one below its root.
+
+    In a lab that has leased its GPUs as a whole it is the lab's own, in which its kernels and runs lease them from it.
+    """
+    if own := environment.get(OF_LAB):
+        return Path(own)
     if os.path.realpath(root) != "/":
         return root / USUAL.lstrip("/")
     return Path(environment.get(SETTING) or USUAL)

@@ -40,6 +40,9 @@ GROUPS = {
     "Several machines": {
         "cluster": ("rocmlab.cli.cluster", "use several machines as one: up, join, status, down"),
     },
+    "Several users": {
+        "hub": ("rocmlab.cli.hub", "JupyterHub on this machine, with a lab for each user: up, status, down"),
+    },
     "Now and then": {
         "build": ("rocmlab.cli.up", "build the image, or make the environment, without starting"),
         "upgrade": (

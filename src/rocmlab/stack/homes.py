@@ -14,7 +14,7 @@ from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack.project_folder import keeps_modes
 
-LINKS = ("work", "share")  # what JupyterLab's top level shows
+LINKS = ("work", "share", "data", "common")  # what JupyterLab's top level may show; the last two are a hub's
 
 
 def stamp() -> str:

@@ -107,6 +107,10 @@ class NativeLab(Lab):
                 f"{self.notebooks} is not there",
                 f"mkdir -p {self.notebooks}, or choose another one",
             )
+        self.make_folders()
+
+    def make_folders(self) -> None:
+        """Make what is missing of the share, and the folder that JupyterLab shows."""
         for name in SHARE_FOLDERS:
             (self.share_folder / name).mkdir(parents=True, exist_ok=True)
         layout.prepare(self.share_folder)

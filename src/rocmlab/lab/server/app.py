@@ -21,6 +21,7 @@ from rocmlab.lab.server.login import Login
 if TYPE_CHECKING:
     from rocmlab.lab.extension import Culling
     from rocmlab.lab.holding import Holding
+    from rocmlab.lab.server.activity import Activity
     from rocmlab.lab.server.panel import Panel
 
 TOP = "/home/jovyan"  # of the image
@@ -43,6 +44,7 @@ class PanelApp(ExtensionApp):
     _log_file: LogFile | None = None
     _recorder: Recorder | None = None
     _login: Login | None = None
+    _activity: Activity | None = None
     _applied_recording = "off"
 
     def panel(self) -> Panel:
@@ -66,7 +68,12 @@ class PanelApp(ExtensionApp):
         self._recorder = Recorder(server)
         self._recorder.install()
         self.handlers.append((r"/rocmlab/api/outputs/([\w-]+)", OutputsHandler, {"recorder": self._recorder}))
-        self._login = None if hosts.is_behind_hub(os.environ) else Login(server)
+        if hosts.is_behind_hub(os.environ):
+            from rocmlab.lab.server.activity import Activity
+
+            self._activity = Activity(server)
+        else:
+            self._login = Login(server)
         server.io_loop.add_callback(self._watch_settings)
 
     def _watch_settings(self) -> None:
@@ -82,6 +89,8 @@ class PanelApp(ExtensionApp):
             self._login.follow()
         if self._tls is not None:
             self._tls.follow()
+        if self._activity is not None:
+            self._activity.follow()
         if self._log_file is not None:
             self._log_file.follow()
         found = live.values()

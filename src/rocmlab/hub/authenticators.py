@@ -1,0 +1,68 @@
+"""How users of the hub log in."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from rocmlab.hub.configuration import Configuration
+
+SETUP = "admin-password"  # the file with what an administrator signs up with
+OAUTH = "oauthenticator.generic.GenericOAuthenticator"
+
+
+def configure(c: Any, found: Configuration, state: Path) -> None:  # noqa: ANN401  traitlets'
+    """Set JupyterHub's authenticator, and who may log in."""
+    access = found.access
+    c.Authenticator.admin_users = set(access.admins)
+    c.Authenticator.allowed_users = set(access.users) | (set(access.admins) if access.users else set())
+    c.Authenticator.allow_all = access.is_open
+    if access.authenticator == "pam":
+        c.JupyterHub.authenticator_class = "pam"
+        c.PAMAuthenticator.open_sessions = False  # a session would end with the hub, and labs do not
+    elif access.authenticator == "oauth":
+        c.JupyterHub.authenticator_class = OAUTH
+    else:
+        import nativeauthenticator
+
+        c.JupyterHub.authenticator_class = approving(setup_password(state))
+        c.JupyterHub.template_paths = [str(Path(nativeauthenticator.__file__).parent / "templates")]
+        c.NativeAuthenticator.open_signup = False
+        c.NativeAuthenticator.allowed_failed_logins = 10
+        c.NativeAuthenticator.seconds_before_next_try = 300
+        c.NativeAuthenticator.minimum_password_length = 10
+        c.NativeAuthenticator.check_common_password = True
+
+
+def setup_password(state: Path) -> str:
+    """Return what an administrator signs up with, made once.
+
+    Without it whoever signs up first under such a name would be one.
+    """
+    path = state / SETUP
+    if not path.exists():
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(18))
+    return path.read_text(encoding="ascii").strip()
+
+
+def approving(setup: str) -> type:
+    """Return the authenticator with sign-up, in which an administrator's name takes the password that was printed."""
+    from nativeauthenticator import NativeAuthenticator
+
+    class Approving(NativeAuthenticator):  # type: ignore[misc]
+        """Sign-up that an administrator approves."""
+
+        def create_user(self, username: str, password: str, **details: Any) -> Any:  # noqa: ANN401
+            """Add a user who signs up; None where that is refused."""
+            is_admin = self.normalize_username(username) in self.admin_users
+            if is_admin and not hmac.compare_digest(password.encode(), setup.encode()):
+                self.log.warning("someone tried to sign up as the administrator %.64r", username)
+                return None
+            return super().create_user(username, password, **details)
+
+    return Approving

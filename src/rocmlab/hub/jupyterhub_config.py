@@ -1,0 +1,75 @@
+"""What JupyterHub's process runs with: `rocmlab hub up` gives it this file, and the decisions in ROCMLAB_HUB_FILE."""
+
+import os
+import sys
+from pathlib import Path
+
+from rocmlab.hub import handlers, spawners
+from rocmlab.hub.authenticators import configure as configure_authenticator
+from rocmlab.hub.configuration import Configuration
+from rocmlab.hub.devices import devices_of
+from rocmlab.hub.queue import Queue
+from rocmlab.hub.uids import Uids
+from rocmlab.kernels.leases import Leases
+
+c = get_config()  # noqa: F821  # traitlets defines it
+
+found = Configuration.read(Path(os.environ["ROCMLAB_HUB_FILE"]))
+state = Path(found.state)
+
+c.JupyterHub.bind_url = found.url
+if found.certificate:
+    c.JupyterHub.ssl_key = c.JupyterHub.ssl_cert = found.certificate  # one file has both
+# For labs and the proxy; the address is the loopback, or that of the labs' own network.
+c.JupyterHub.hub_bind_url = f"http://{found.hub_address}:{found.hub_port}"
+c.ConfigurableHTTPProxy.command = list(found.node)
+c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{found.proxy_port}"
+c.ConfigurableHTTPProxy.pid_file = str(state / "proxy.pid")
+c.JupyterHub.db_url = f"sqlite:///{state / 'jupyterhub.sqlite'}"
+c.JupyterHub.cookie_secret_file = str(state / "cookie-secret")
+c.JupyterHub.template_vars = {"announcement": "SIMULATED GPUs: the CPU computes"} if found.root != "/" else {}
+# Labs run on when the hub ends, for whatever reason; the next one finds them again.
+c.JupyterHub.cleanup_servers = False
+c.JupyterHub.concurrent_spawn_limit = 0  # those who wait for GPUs are being started all the time
+c.JupyterHub.active_server_limit = 0
+c.JupyterHub.extra_handlers = handlers.ROUTES
+c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 3}
+
+queue = Queue(Leases(Path(found.leases)), lambda: devices_of(found))
+spawners.WithGpus.settings_of_hub = found
+spawners.WithGpus.gpu_queue = queue
+spawners.ContainerSpawner.uids = Uids(state / "uids.json", has_accounts=found.access.authenticator == "pam")
+c.Spawner.options_form = spawners.options_form
+c.Spawner.default_url = "/lab"
+c.Spawner.start_timeout = found.limits.wait_seconds + 600
+c.Spawner.http_timeout = 120
+c.Spawner.consecutive_failure_limit = 0
+if found.runtime == "native":
+    c.JupyterHub.spawner_class = spawners.NativeSpawner
+    c.Spawner.env_keep = ["PATH", "LANG", "LC_ALL", "TZ"]
+    if path := os.environ.get("ROCMLAB_HUB_LAB_PATH"):
+        c.Spawner.environment = {"PYTHONPATH": path}
+else:
+    c.JupyterHub.spawner_class = spawners.ContainerSpawner
+    c.DockerSpawner.image = found.image
+    c.DockerSpawner.network_name = found.network
+    c.DockerSpawner.use_internal_ip = True
+    c.DockerSpawner.remove = True
+    c.DockerSpawner.name_template = f"{found.name}-{{username}}"
+    c.DockerSpawner.extra_create_kwargs = {"hostname": "lab-{username}"}
+    c.DockerSpawner.mem_limit = found.limits.memory
+    c.DockerSpawner.cpu_limit = found.limits.cpus
+    c.Spawner.env_keep = []
+
+configure_authenticator(c, found, state)
+
+if found.limits.idle_seconds:
+    idle = str(found.limits.idle_seconds)
+    every = str(max(5, min(300, found.limits.idle_seconds // 4)))
+    command = [sys.executable, "-P", "-m", "jupyterhub_idle_culler", f"--timeout={idle}", f"--cull-every={every}"]
+    c.JupyterHub.services = [{"name": "idle-culler", "command": command}]
+    scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
+    c.JupyterHub.load_roles = [{"name": "idle-culler", "scopes": scopes, "services": ["idle-culler"]}]
+
+if found.extra:
+    load_subconfig(found.extra)  # noqa: F821  # traitlets defines it

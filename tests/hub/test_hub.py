@@ -1,0 +1,141 @@
+"""The hub with real users: login by PAM, labs under their own accounts, GPUs, and what stays when it stops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import hubs
+import pytest
+from hubs import Client, Machine, wait
+
+from rocmlab.kernels.leases import Leases
+
+pytestmark = [pytest.mark.slow, pytest.mark.native]
+
+
+@pytest.fixture(scope="module")
+def labs(machine: Machine) -> Iterator[tuple[Client, Client]]:
+    """The labs of two users, each with one GPU of the two."""
+    ada, bob = machine.client("ada"), machine.client("bob")
+    for client in (ada, bob):
+        client.spawn("1")
+    yield ada.ready(), bob.ready()
+    for client in (ada, bob):
+        client.stop_lab()
+
+
+def holders(machine: Machine) -> list[str]:
+    """Return whose each simulated GPU is."""
+    return sorted(holder.owner or "" for holder in machine.holders())
+
+
+def test_each_lab_runs_as_its_user_with_one_gpu(machine: Machine, labs: tuple[Client, Client]) -> None:
+    """Each sees the GPU that it has leased, and not the other's; the lab of neither is the hub's user's."""
+    shown = []
+    for client in labs:
+        lines = hubs.processes_of(machine.uid(client.user))
+        assert any("jupyterhub.singleuser" in line for line in lines)
+        devices = client.lab("GET", "rocmlab/api/devices").json()["devices"]
+        shown += [each["pci_address"] for each in devices if each["backend"] == "rocm" and each["is_usable"]]
+
+    assert len(shown) == len(set(shown)) == 2
+    assert holders(machine) == ["ada", "bob"]
+
+
+def test_a_kernel_of_such_a_lab_gets_its_gpu(machine: Machine, labs: tuple[Client, Client]) -> None:
+    """It leases it from the lab, in a folder of the lab's own; the host's lease stays the lab's."""
+    ada = labs[0]
+    kernel = ada.lab("POST", "api/kernels", {"name": "torch"}).json()
+    try:
+        wait(lambda: [len(each["devices"]) for each in ada.lab("GET", "rocmlab/api/kernels").json()] == [1])
+        assert holders(machine) == ["ada", "bob"]
+    finally:
+        ada.lab("DELETE", f"api/kernels/{kernel['id']}")
+
+
+def test_the_start_page_shows_who_has_the_gpus(machine: Machine, labs: tuple[Client, Client]) -> None:
+    """Names and times, and no path of a notebook."""
+    page = machine.client("chief").get("/hub/spawn").text
+
+    assert "0 of 2 GPUs free" in page
+    assert page.count("SIMULATED") >= 2
+    assert "leased to" in page
+    assert "(ada)" in page
+    assert "(bob)" in page
+
+
+def test_who_finds_no_gpu_free_waits_and_is_served_when_one_leaves(
+    machine: Machine, labs: tuple[Client, Client]
+) -> None:
+    """The first that waits is served first, also where a later one wants less."""
+    ada, bob = labs
+    chief = machine.client("chief")
+    chief.spawn("2")
+    with chief.session.get(f"{chief.url}/hub/api/users/chief/server/progress", stream=True, timeout=60) as answer:
+        lines = (json.loads(line[6:]) for line in answer.iter_lines(decode_unicode=True) if line.startswith("data: "))
+        text = next(line["message"] for line in lines if "waiting" in line["message"])
+    assert "waiting for 2 GPUs" in text
+    assert "(ada)" in text
+
+    bob.stop_lab()
+    bob.spawn("1")  # one is free, and the other lab is first
+    assert holders(machine) == ["ada"]
+    assert {client.state()["servers"][""]["pending"] for client in (bob, chief)} == {"spawn"}
+    ada.stop_lab()
+    chief.ready()
+    assert holders(machine) == ["chief", "chief"]
+    assert bob.state()["servers"][""]["pending"] == "spawn"
+
+    chief.stop_lab()
+    bob.ready()
+    ada.spawn("1")
+    ada.ready()
+    assert holders(machine) == ["ada", "bob"]
+
+
+@pytest.fixture(scope="module")
+def restarted(machine: Machine, labs: tuple[Client, Client]) -> tuple[str, list[str | None]]:
+    """A kernel that ran before the hub was stopped and started, and who had the GPUs while it was stopped."""
+    kernel = labs[0].lab("POST", "api/kernels", {"name": "torch"}).json()["id"]
+    assert machine.hub.stop(print)
+    assert not machine.hub.is_running()
+    meanwhile = holders(machine)
+    assert machine.start()
+    return kernel, meanwhile
+
+
+def test_who_waits_can_give_up(machine: Machine, labs: tuple[Client, Client]) -> None:
+    """By the link of the start page, which opens for this user alone; the queue is empty then."""
+    chief = machine.client("chief")
+    chief.spawn("1")
+    with chief.session.get(f"{chief.url}/hub/api/users/chief/server/progress", stream=True, timeout=60) as answer:
+        lines = (json.loads(line[6:]) for line in answer.iter_lines(decode_unicode=True) if line.startswith("data: "))
+        link = next(line["html_message"].split('"')[1] for line in lines if "waiting" in line["message"])
+    queue = Leases.of_host({}, root=machine.root)
+    assert [waiter.holder.owner for waiter in queue.waiting()] == ["chief"]
+    assert labs[0].get(link).status_code == 404
+
+    assert chief.get(link).url.endswith("/hub/home")
+    wait(lambda: not chief.state()["servers"])
+    assert queue.waiting() == []
+
+
+def test_labs_run_on_while_the_hub_is_stopped(
+    machine: Machine, labs: tuple[Client, Client], restarted: tuple[str, list[str | None]]
+) -> None:
+    """A kernel keeps running, the GPUs stay leased, and the next hub finds the labs again."""
+    ada = labs[0]
+    kernel, meanwhile = restarted
+
+    wait(lambda: ada.lab("GET", f"api/kernels/{kernel}").status_code == 200)
+    assert ada.state()["servers"][""]["ready"]
+    assert meanwhile == ["ada", "bob"]
+    ada.lab("DELETE", f"api/kernels/{kernel}")
+
+
+def test_only_those_who_may_log_in(machine: Machine) -> None:
+    """A wrong password and a name that is not listed are refused, and pages lead to the login."""
+    assert Client(machine.url, "ada", "wrong").login.status_code == 403
+    assert Client(machine.url, "root", "wrong").login.status_code == 403
+    assert "/hub/login" in Client(machine.url, "nobody").get("/user/ada/lab").url
