@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from kernel_hosts import simulated_host
 from panel_labs import WAIT, Lab, card, contrast, kernel, numbers, open_page, open_panel, row, session, value
 from test_lab import picture
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 REACTION_SECONDS = 1.5
 GIB = 1 << 30
+NAME = "each => each.getAttribute('aria-label') || each.textContent"
+WCAG = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"]
 
 
 @pytest.fixture
@@ -65,6 +68,37 @@ def test_the_panel_shows_what_the_tree_has(lab: Lab, page: Page, complaints: lis
     assert [cell.replace("\xa0", " ") for cell in cells[:3]] == ["GPU 1", "7.0 GiB", "50 %"]
     assert page.locator(".rocmlab-Table th[scope=col]").count() == 8
     assert complaints == []
+
+
+def test_it_can_be_used_without_seeing_it(lab: Lab, page: Page) -> None:
+    """By axe-core's rules for WCAG 2.2 AA (names, roles, contrast) nothing is wrong, in JupyterLab and alone."""
+    lab.use(GpuUse(pid=os.getpid(), gpu=1, vram_bytes=7 * GIB, cu_occupancy=48))
+    for opened, scheme in ((open_panel, "light"), (open_page, "light"), (open_page, "dark")):
+        page.emulate_media(color_scheme=scheme)
+        opened(page, lab)
+        page.wait_for_selector(f".rocmlab-Table >> text=PID {os.getpid()}", timeout=WAIT)
+
+        found = Axe().run(page, context=".rocmlab-Panel", options={"runOnly": WCAG})
+
+        assert found.response["passes"]
+        assert found.response["violations"] == []
+
+
+def test_every_control_is_reached_by_the_keyboard(lab: Lab, page: Page) -> None:
+    """The tab key goes through all buttons and links, in the order in which they are read."""
+    session(page, lab, "train.ipynb")
+    open_page(page, lab)
+    row(page, "train.ipynb").wait_for(timeout=WAIT)
+    controls = page.locator(".rocmlab-Panel :is(button, a[href], select, input, summary):visible:enabled")
+    expected = [control.evaluate(NAME) for control in controls.all()]
+
+    reached = []
+    for _ in expected:
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate(f"({NAME})(document.activeElement)"))
+
+    assert any("train.ipynb" in name for name in expected)
+    assert reached == expected
 
 
 def rewrite(file: Path, name: str, number: int | None) -> None:
