@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import logging
 import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from clones import free_port
-from tornado import web
+from tornado import iostream, web
 
 from rocmlab.lab.server import tls as listening
 from rocmlab.stack import settings as configuration
@@ -157,6 +159,24 @@ def test_only_so_many_connections_are_open(listener: listening.Listener, monkeyp
             second.settimeout(WAIT_SECONDS)
             assert second.recv(1) == b""
         assert ask(user).startswith(b"HTTP/1.1 200 ")
+
+
+def test_nothing_is_kept_of_a_closed_connection(listener: listening.Listener) -> None:
+    """Strangers would fill the server's memory."""
+
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(each, iostream.SSLIOStream) for each in gc.get_objects())
+
+    before, deadline = kept(), time.monotonic() + WAIT_SECONDS
+    for _ in range(8):
+        with insecure().wrap_socket(connect(listener)) as stranger:
+            assert ask(stranger).startswith(b"HTTP/1.1 200 ")
+
+    while kept() > before + 1 and time.monotonic() < deadline:  # what has closed is noticed at the next connection
+        connect(listener).close()
+        time.sleep(0.1)
+    assert kept() <= before + 1
 
 
 @pytest.mark.parametrize(

@@ -59,19 +59,20 @@ class Visitor:
         self.is_gone: Callable[[], bool] = lambda: False
 
 
-_visitors: weakref.WeakKeyDictionary[iostream.IOStream, Callable[[], None]] = weakref.WeakKeyDictionary()
+WELCOME = "rocmlab_welcome"  # of a stranger's stream: counts it as a user's
 
 
 def welcome(request: httputil.HTTPServerRequest) -> None:
     """Count the connection of this request as that of a user: it is not closed in favour of others."""
     stream = getattr(request.connection, "stream", None)
-    if stream is not None and (known := _visitors.pop(stream, None)):
-        known()
+    if is_strange(request):
+        getattr(stream, WELCOME)()
+        delattr(stream, WELCOME)
 
 
 def is_strange(request: httputil.HTTPServerRequest) -> bool:
     """Return whether no one has logged in on the connection of this request, as far as it is one of a listener."""
-    return getattr(request.connection, "stream", None) in _visitors
+    return hasattr(getattr(request.connection, "stream", None), WELCOME)
 
 
 class Listener:
@@ -173,7 +174,7 @@ class Listener:
             self._streams.add(stream)
 
         visitor.end, visitor.is_gone = stream.close, stream.closed
-        _visitors[stream] = become_a_user
+        setattr(stream, WELCOME, become_a_user)  # there, and not in a table: it goes with the stream
 
     async def _encrypted(self, connection: socket.socket) -> iostream.SSLIOStream | None:
         connection.setblocking(False)
