@@ -12,6 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -177,6 +178,28 @@ def test_nothing_is_kept_of_a_closed_connection(listener: listening.Listener) ->
         connect(listener).close()
         time.sleep(0.1)
     assert kept() <= before + 1
+
+
+def test_what_is_closed_in_the_handshake_leaves_no_descriptor(listener: listening.Listener) -> None:
+    """Also where more arrive at once than there is room for."""
+
+    def sockets() -> int:
+        gc.collect()
+        return sum("socket" in os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd"))
+
+    before, deadline = sockets(), time.monotonic() + WAIT_SECONDS
+    opened = [connect(listener) for _ in range(listening.MAX_OF_ADDRESS + 20)]
+    for each in opened:
+        with suppress(OSError):  # closed already
+            each.sendall(b"\x16\x03\x01")
+    for each in opened:
+        with suppress(OSError):
+            assert each.recv(1) == b""
+        each.close()
+
+    while sockets() > before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert sockets() == before
 
 
 @pytest.mark.parametrize(

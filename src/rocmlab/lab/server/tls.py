@@ -136,6 +136,8 @@ class Listener:
         visitor.end = task.cancel
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
+        # One that was ended before it had begun has closed nothing.
+        task.add_done_callback(lambda done: connection.close() if done.cancelled() else None)
 
     def _make_room(self, source: str) -> None:
         """Close the oldest of too many connections on which no one has logged in."""
