@@ -139,3 +139,10 @@ def test_only_those_who_may_log_in(machine: Machine) -> None:
     assert Client(machine.url, "ada", "wrong").login.status_code == 403
     assert Client(machine.url, "root", "wrong").login.status_code == 403
     assert "/hub/login" in Client(machine.url, "nobody").get("/user/ada/lab").url
+
+
+def test_metrics_name_user_and_lab(machine: Machine, labs: tuple[Client, Client]) -> None:
+    """Of each lab its own."""
+    for client in labs:
+        lines = client.lab("GET", "rocmlab/metrics").text.splitlines()
+        assert f'rocmlab_lab_info{{lab="{machine.found.name}",user="{client.user}"}} 1.0' in lines

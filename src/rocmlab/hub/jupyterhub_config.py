@@ -63,6 +63,7 @@ else:
 
 configure_authenticator(c, found, state)
 
+c.JupyterHub.services, c.JupyterHub.load_roles = [], []
 if found.limits.idle_seconds:
     idle = str(found.limits.idle_seconds)
     every = str(max(5, min(300, found.limits.idle_seconds // 4)))

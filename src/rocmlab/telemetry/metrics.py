@@ -61,6 +61,7 @@ def exposition(
     accept: str = "",
     leases: Leases | None = None,
     root: Path | None = None,
+    lab: Mapping[str, str] | None = None,
 ) -> tuple[bytes, str]:
     """Return the metrics of one instant, and their content type.
 
@@ -70,13 +71,14 @@ def exposition(
         names: `rocmlab` (this project's), `amd` (those of AMD's device-metrics-exporter) or `both`.
         accept: the header `Accept` of the request; without it, or without OpenMetrics in it, the older text.
         leases: which devices are leased, and by which notebook; None: not known here.
+        lab: labels of the lab that answers, its `user` and `lab`; None: no lab does, or who asks may not know.
         root: the host, which AMD's labels for part number and firmware are read from; `$ROCMLAB_ROOT` or `/`.
 
     Raises:
         RocmlabError: prometheus_client is not installed, or there are no such names.
     """
     encoder, content_type, registry = _client(accept)
-    families = collect(snapshot, devices, names=names, leases=leases, root=root)
+    families = collect(snapshot, devices, names=names, leases=leases, root=root, lab=lab)
     registry.register(families)
     return encoder(registry), content_type
 
@@ -114,6 +116,7 @@ def collect(
     names: str = "rocmlab",
     leases: Leases | None = None,
     root: Path | None = None,
+    lab: Mapping[str, str] | None = None,
 ) -> Families:
     """Return the families of `exposition`, not yet written."""
     if names not in NAMES:
@@ -123,6 +126,8 @@ def collect(
     held = list(leases) if leases is not None else None
     if names in ("rocmlab", "both"):
         _add_ours(families, snapshot, gpus, held)
+        if lab:
+            families.info("rocmlab_lab", "Whose lab this is.", lab)
     if names in ("amd", "both"):
         from rocmlab.telemetry import compat
 

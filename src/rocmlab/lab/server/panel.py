@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
@@ -35,6 +36,7 @@ RETRY_SECONDS = 5.0  # after a failure of the sampler
 CLOSE_SECONDS = 1.0  # at most, in which the server ends
 SILENT_SECONDS = 10.0  # without a snapshot
 RECORDING_RETRY_SECONDS = 60.0
+LAB = {"user": "ROCMLAB_USER", "lab": "ROCMLAB_LAB"}  # label: variable
 
 
 class Panel:
@@ -92,10 +94,11 @@ class Panel:
         snapshot = await self.telemetry.now()
         devices = self.telemetry.devices
         leases = await self.state.leases(devices)
+        lab = {label: os.environ[name] for label, name in LAB.items() if sees_kernels and os.environ.get(name)}
         if not sees_kernels:
             snapshot, leases = _without_owners(snapshot), _without_holders(leases)
         return await self._writing.do_own(
-            lambda: telemetry.exposition(snapshot, devices, names, accept, leases, self.root)
+            lambda: telemetry.exposition(snapshot, devices, names, accept, leases, self.root, lab)
         )
 
     async def act(self, kernel_id: str, action: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -185,10 +185,16 @@ def check_names(names: str) -> None:
 
 
 def exposition(
-    snapshot: Snapshot, devices: Sequence[Device], names: str, accept: str, leases: Sequence[Row], root: Path
+    snapshot: Snapshot,
+    devices: Sequence[Device],
+    names: str,
+    accept: str,
+    leases: Sequence[Row],
+    root: Path,
+    lab: Mapping[str, str],
 ) -> tuple[bytes, str]:
     """Return the metrics as Prometheus reads them, and their content type."""
     from rocmlab.telemetry import metrics
 
     held = [(lease["device"], lease["notebook"]) for lease in leases]
-    return metrics.exposition(snapshot, devices, names=names, accept=accept, leases=held, root=root)
+    return metrics.exposition(snapshot, devices, names=names, accept=accept, leases=held, root=root, lab=lab)
