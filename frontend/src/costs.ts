@@ -1,20 +1,17 @@
 /** What notebooks cost: GPU time, energy and, where the lab has prices, money. Unknown is `–`, a part of it `≥`. */
 
 import type { Cost } from './model';
-import { clock, duration, energy, UNKNOWN } from './units';
+import { clock, count, duration, energy } from './units';
 
 function money(amount: number, currency: string, isWhole: boolean): string {
   const text = amount >= 0.1 || amount === 0 ? amount.toFixed(2) : amount.toPrecision(2);
-  return `${isWhole ? '≈' : '≥'} ${text} ${currency}`;
+  return `${isWhole ? '≈' : '≥'}\u00a0${text}\u00a0${currency}`;
 }
 
-/** Return `12 min, 41.2 Wh, ≈ 0.36 EUR`. */
-export function costText(cost: Cost | undefined): string {
-  if (cost === undefined) {
-    return UNKNOWN;
-  }
+/** Return `12 min of GPU time, 41.2 Wh, ≈ 0.36 EUR`. */
+export function costText(cost: Cost): string {
   const joules = (cost.energy_joules === null || cost.is_whole ? '' : '≥ ') + energy(cost.energy_joules);
-  const parts = [duration(cost.gpu_seconds), joules];
+  const parts = [`${duration(cost.gpu_seconds)} of GPU time`, joules];
   if (cost.amount !== null && cost.currency !== null) {
     parts.push(money(cost.amount, cost.currency, cost.is_amount_whole === true));
   }
@@ -57,8 +54,8 @@ export function totalText(costs: Cost[]): string {
     }),
     first
   );
-  const count = costs.length === 1 ? 'the notebook' : `all ${costs.length} notebooks`;
-  return `Since ${clock(total.since_seconds)}, ${count} with a lease of this lab: ${costText(total)}`;
+  const notebooks = `${count(costs.length, 'notebook')} of this lab with a lease`;
+  return `Since ${clock(total.since_seconds)}, ${notebooks}: ${costText(total)}`;
 }
 
 function added(one: number | null, other: number | null): number | null {

@@ -9,13 +9,11 @@ import { duration, percent, plain, UNKNOWN } from './units';
 export type Action = 'interrupt' | 'restart' | 'shutdown';
 export type Act = (action: Action, holder: Holder) => void;
 
-const COSTS = 'GPU time, energy';
 const HEADERS = [
   'Notebook or program',
   'Device',
   'GPU memory',
   'Compute units',
-  COSTS,
   'State',
   'Processes',
   'Actions'
@@ -62,6 +60,7 @@ class Row implements View<Holder> {
   private readonly link: HTMLButtonElement;
   private readonly text = make('span', { class: 'rocmlab-Row-text' });
   private readonly detail = make('span', { class: 'rocmlab-Row-detail' });
+  private readonly costs = make('span', { class: 'rocmlab-Row-costs' });
   private readonly estimated = make(
     'span',
     {
@@ -87,7 +86,7 @@ class Row implements View<Holder> {
       class: 'rocmlab-Link'
     });
     const names = make('span', { class: 'rocmlab-Row-name' }, this.link, this.text, this.estimated);
-    this.name = make('th', { scope: 'row', role: 'rowheader' }, names, this.detail);
+    this.name = make('th', { scope: 'row', role: 'rowheader' }, names, this.detail, this.costs);
     this.buttons = LABELS.map(([action, label]) => [
       label,
       button(label, () => this.isPending || act(action, this.holder), { 'data-action': action })
@@ -121,15 +120,14 @@ class Row implements View<Holder> {
       deviceNames(holder.devices, this.store.devices),
       memoryText(holder),
       unitsOf(holder),
-      costText(cost) + (cost?.is_shared === true ? ' (shared)' : ''),
       this.isPending || stateOf(this.store, holder),
       processesOf(holder)
     ];
     this.cells.forEach((cell, index) => setText(cell, texts[index] ?? UNKNOWN));
-    const costs = this.cells[HEADERS.indexOf(COSTS) - 1];
-    if (costs !== undefined) {
-      setAttribute(costs, 'title', costTitle(cost) || null);
-    }
+    const shared = cost?.is_shared === true ? ' (shared)' : '';
+    setText(this.costs, cost === undefined ? '' : costText(cost) + shared);
+    setAttribute(this.costs, 'title', costTitle(cost) || null);
+    setHidden(this.costs, cost === undefined);
     const title = holder.processes
       .map(each => plain(`${each.pid} ${each.user ?? ''} ${each.command ?? each.name ?? ''}`))
       .join('\n');

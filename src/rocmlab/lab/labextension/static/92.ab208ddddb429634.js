@@ -459,9 +459,16 @@
 .rocmlab-Table th,
 .rocmlab-Table td {
   padding: 6px 10px 6px 0;
-  border-bottom: 1px solid var(--jp-border-color2);
   font-weight: 400;
   vertical-align: middle;
+}
+
+.rocmlab-Table tr {
+  border-bottom: 1px solid var(--jp-border-color2);
+}
+
+.rocmlab-Total {
+  margin-top: 8px;
 }
 
 .rocmlab-Table thead th {
@@ -489,6 +496,12 @@
   font-size: 12px;
   text-overflow: ellipsis;
   white-space: nowrap;
+}
+
+.rocmlab-Row-costs {
+  display: block;
+  color: var(--jp-ui-font-color2);
+  font-size: 12px;
 }
 
 .rocmlab-Table .rocmlab-Row-actions {
@@ -533,13 +546,7 @@
 /* A half of the window, and less: fewer columns. */
 @container (max-width: 860px) {
   .rocmlab-Table :is(th, td):nth-child(4),
-  .rocmlab-Table :is(th, td):nth-child(7) {
-    display: none;
-  }
-}
-
-@container (min-width: 561px) and (max-width: 720px) {
-  .rocmlab-Table :is(th, td):nth-child(5) {
+  .rocmlab-Table :is(th, td):nth-child(6) {
     display: none;
   }
 }
