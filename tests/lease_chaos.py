@@ -16,6 +16,21 @@ from rocmlab.devices import Device
 from rocmlab.kernels.leases import Leases
 
 WITHIN_SECONDS = 60.0  # on a machine with much else to do
+# What a program begins with: it imports as root, whose interpreter others may not read, and then is the user for good.
+AS_USER = """
+import encodings.ascii, encodings.idna, fcntl, getpass, glob, json, os, pwd, signal, struct, sys, time
+sys.path[:0] = json.loads(os.environ["SEARCHED"])
+os.umask(int(os.environ.get("UMASK", "022"), 8))
+from dataclasses import replace
+from pathlib import Path
+from rocmlab.base.errors import RocmlabError
+from rocmlab.devices import Device
+from rocmlab.kernels import holders
+from rocmlab.kernels.leases import Holder, Leases
+os.setgroups([])
+os.setresgid(*[int(os.environ["AS"])] * 3)
+os.setresuid(*[int(os.environ["AS"])] * 3)
+"""
 # A user's program, natively or in a container: it forks claimants, and kills those of its processes that it is told to.
 AGENT = """
 import json, os, signal, sys, time
@@ -100,7 +115,9 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         agent = Agent(process)
         try:
-            assert until(lambda: {"ready": True} in agent.said()), f"it did not start: {command}"
+            is_ready = until(lambda: {"ready": True} in agent.said() or process.poll() is not None)
+            assert is_ready, f"it did not start: {command[:2]}"
+            assert process.poll() is None, f"it exited: {command[:2]}"
             yield agent
         finally:
             assert process.stdin

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import shutil
+import random
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
+import lease_chaos
 import notebook_files
+import podmans
 import pytest
+from claims import CLAIM, FOLDER, INSIDE, claimed, in_container, options, simulated
 from containers import docker
-from hosts import Gpu, make_host
+from lease_chaos import AGENT, AS_USER, Chaos
 from watching import eventually
 
 from rocmlab.base import lease_folder
@@ -24,59 +26,14 @@ from rocmlab.devices import discover
 from rocmlab.kernels.leases import Holder, Leases
 
 pytestmark = pytest.mark.container
-INSIDE = "/opt/simulated-host"
-FOLDER = lease_folder.USUAL.lstrip("/")
-# What a kernel's start does, without a kernel.
-CLAIM = """
-import json, os, sys
-from rocmlab.base.errors import RocmlabError
-from rocmlab.kernels import ownership
-try:
-    owned = ownership.claim(1, "work/a.ipynb", os.environ, "PyTorch")
-except RocmlabError as err:
-    print(json.dumps(str(err)), flush=True)
-else:
-    print(json.dumps([device.index for device in owned.devices]), flush=True)
-sys.stdin.read()
-"""
+KILLS = int(os.environ.get("LEASE_KILLS", "30"))
 
 
 @pytest.fixture
 def host() -> Iterator[Path]:
-    """A simulated host with three GPUs that every user of the machine may read; its folder of leases is missing."""
-    top = Path(tempfile.mkdtemp(prefix="rocmlab-test-", dir="/tmp"))
-    root = make_host(top / "host", *(Gpu(number, number << 8, 127 + number) for number in (1, 2, 3)))
-    for path in (top, root, *root.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o666)
-    yield root
-    shutil.rmtree(top)
-
-
-def options(host: Path, uid: int = 1000, user: str = "alice") -> list[str]:
-    """Return what compose.yaml and its overlay for simulated hosts give a container."""
-    mounts = (f"{host}:{INSIDE}:ro", f"{host}/dev:{INSIDE}/dev", f"{host}/{FOLDER}:{INSIDE}/{FOLDER}")
-    variables = (f"NB_UID={uid}", f"ROCMLAB_ROOT={INSIDE}", f"ROCMLAB_USER={user}", f"ROCMLAB_LAB=lab-of-{user}")
-    return [*(f"--volume={mount}" for mount in mounts), *(f"--env={each}" for each in variables)]
-
-
-@contextmanager
-def claimed(command: list[str], **environment: str) -> Iterator[object]:
-    """A process that claims a GPU: what it got, or why it got none; it has it until the block ends."""
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        try:
-            yield json.loads(process.stdout.readline())
-        finally:
-            process.stdin.close()
-
-
-def in_container(image: str, host: Path, uid: int, user: str) -> list[str]:
-    """Return what claims a GPU in a container of a lab of its own."""
-    python = ["start.sh", "/opt/rocmlab/bin/python", "-c", CLAIM]
-    return ["docker", "run", "--rm", "--interactive", *options(host, uid, user), image, *python]
+    """A simulated host with three GPUs."""
+    with simulated() as root:
+        yield root
 
 
 def test_containers_of_two_users_and_a_native_lab_share_no_gpu(image: str, host: Path) -> None:
@@ -209,3 +166,72 @@ def test_the_lab_of_a_clone_mounts_the_folder_of_its_host(docker_lab, host: Path
     assert said.split() == [pwd.getpwuid(os.getuid()).pw_name, name]
     assert found == [0]
     assert f"lab {name}" in shown
+
+
+def test_random_kills_in_containers_and_outside_lose_no_lease_waiter_or_place(image: str) -> None:
+    """Two containers of users 1000 and 1001, a native program of a third: as `test_host_leases.py` has it natively."""
+    with simulated(4) as root, ExitStack() as stack:
+        lease_folder.ensure(root / FOLDER)
+        gpus = [device for device in discover(root, {}) if device.backend == "rocm"]
+        texts = json.dumps([gpu.as_dict() for gpu in gpus])
+        agents = []
+        for uid, user in ((1000, "alice"), (1001, "bob")):
+            python = [f"--env=GPUS_OF_TEST={texts}", image, "start.sh", "/opt/rocmlab/bin/python", "-c", AGENT]
+            command = ["docker", "run", "--rm", "--interactive", *options(root, uid, user), *python]
+            agents.append(stack.enter_context(lease_chaos.started(command, os.environ)))
+        native = {"SEARCHED": json.dumps(sys.path), "AS": "4321", "GPUS_OF_TEST": texts, "ROCMLAB_ROOT": str(root)}
+        command = [sys.executable, "-c", AS_USER + AGENT]
+        agents.append(stack.enter_context(lease_chaos.started(command, native)))
+        leases = Leases.of_host(root=root)
+        chaos = Chaos(leases, gpus, agents, random.Random(22))
+
+        chaos.run(KILLS)
+
+        assert chaos.waited > KILLS / 10
+        assert leases.held(gpus) == {}
+        assert leases.waiting() == []
+
+
+# A user's program outside of containers.
+NATIVE = """
+gpus = [Device(**each) for each in json.loads(os.environ["GPUS_OF_TEST"])]
+lease = Leases.of_host().pick(gpus, 1, Holder.here("n.ipynb"))
+print(json.dumps([gpu.index for gpu in lease.devices]), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.podman
+def test_docker_podman_a_native_program_and_a_run_share_no_gpu(image: str, base_image: str, tmp_path: Path) -> None:
+    """Four users by real uids, without any setting; Podman runs the claim from the source, and no lab of its own."""
+    with simulated(4) as root, ExitStack() as stack:
+        lease_folder.ensure(root / FOLDER)
+        gpus = [gpu for gpu in discover(root, {}) if gpu.backend == "rocm"]
+        texts = json.dumps([gpu.as_dict() for gpu in gpus])
+        podman = stack.enter_context(podmans.rootful(base_image))
+        stack.enter_context(podman.lent(base_image))
+        source = [f"--volume={podman.lab.folder}/src:/src:ro", "--env=PYTHONPATH=/src", "--entrypoint=python3"]
+        started = ["podman", "run", "--rm", "--interactive", "--network=none", "--user=1002", *source]
+        in_podman = ["env", "--unset=DOCKER_CONFIG", *started, *options(root, 1002, "dora"), base_image, "-c", CLAIM]
+        own = {"SEARCHED": json.dumps(sys.path), "AS": "4321", "GPUS_OF_TEST": texts, "ROCMLAB_ROOT": str(root)}
+        found = [
+            stack.enter_context(claimed(in_container(image, root, 1000, "alice"))),
+            stack.enter_context(claimed(in_podman, **podman.lab.environment)),
+            stack.enter_context(claimed([sys.executable, "-c", AS_USER + NATIVE], **own)),
+        ]
+        held = Leases.of_host(root=root).held(gpus)
+        notebook = notebook_files.write(tmp_path / "n.ipynb", "print(1)")
+        command = [sys.executable, "-m", "rocmlab", "run", str(notebook), "--kernel", "python3", "--gpus", "all"]
+        environment = {**os.environ, "ROCMLAB_ROOT": str(root), "ROCMLAB_RUNTIME": "native", "ROCMLAB_BACKEND": "cpu"}
+        subprocess.run(
+            [*command, "--warm", "off", "--share", str(tmp_path / "s")],
+            env=environment,
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
+        result = json.loads(next((tmp_path / "s/runs").glob("*/results.json")).read_text())
+
+    assert found == [[0], [1], [2]]
+    assert [held[gpu].uid for gpu in gpus[:3]] == [1000, 1002, 4321]
+    assert [device["index"] for device in result["jobs"][0]["devices"]] == [3]

@@ -19,7 +19,7 @@ from pathlib import Path
 import hosts
 import lease_chaos
 import pytest
-from lease_chaos import AGENT, Chaos
+from lease_chaos import AGENT, AS_USER, Chaos
 
 from rocmlab.base import lease_folder
 from rocmlab.devices import Device
@@ -30,21 +30,6 @@ GPUS = [hosts.device(number) for number in range(2)]
 NEEDS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users: sudo make test")
 pytestmark = NEEDS_ROOT
 
-# What a program begins with: it imports as root, whose interpreter others may not read, and then is the user for good.
-BEGINNING = """
-import encodings.ascii, encodings.idna, fcntl, getpass, glob, json, os, pwd, signal, struct, sys
-sys.path[:0] = json.loads(os.environ["SEARCHED"])
-os.umask(int(os.environ.get("UMASK", "022"), 8))
-from dataclasses import replace
-from pathlib import Path
-from rocmlab.base.errors import RocmlabError
-from rocmlab.devices import Device
-from rocmlab.kernels import holders
-from rocmlab.kernels.leases import Holder, Leases
-os.setgroups([])
-os.setresgid(*[int(os.environ["AS"])] * 3)
-os.setresuid(*[int(os.environ["AS"])] * 3)
-"""
 TAKER = """
 gpus = [Device(**each) for each in json.loads(sys.argv[1])]
 try:
@@ -98,7 +83,7 @@ class Host:
     ) -> tuple[list[str], dict[str, str]]:
         """Return what starts a program of a user, and its environment."""
         environment = {"SEARCHED": json.dumps(sys.path), "LEASES_DIR": str(self.folder), "AS": str(uid)}
-        return [*within, sys.executable, "-c", BEGINNING + code, *arguments], environment | variables
+        return [*within, sys.executable, "-c", AS_USER + code, *arguments], environment | variables
 
     @contextlib.contextmanager
     def picked(

@@ -803,9 +803,13 @@ def test_the_verb_shows_who_has_what(
 
     with closing(Leases.of_host().join([unused], 1, replace(ME, notebook="/notebooks/b.ipynb"))):
         codes = [main(["leases"]), main(["leases", "--json"])]
-
-    lease.release()
     text, _, rest = capsys.readouterr().out.partition("{")
+    limits = host_limits.path(host)
+    limits.parent.mkdir(parents=True)
+    limits.write_text("MAX_GPUS=1\n")
+    wrong, shown = main(["leases"]), capsys.readouterr()
+    limits.unlink()
+    lease.release()
     found = json.loads("{" + rest)
     assert codes == [0, 0]
     assert text.splitlines()[0].startswith("SIMULATED")
@@ -821,3 +825,6 @@ def test_the_verb_shows_who_has_what(
         ("/notebooks/b.ipynb", [unused.pci_address], None)
     ]
     assert found["limits"]["MAX_GPUS_PER_USER"] is None
+    assert wrong == 2
+    assert f"{limits}, line 1: 'MAX_GPUS=1' is not a limit" in shown.err
+    assert "leased to /notebooks/a.ipynb" in shown.out

@@ -27,18 +27,25 @@ def main(command: str, arguments: Sequence[str]) -> int:
     chosen = build_parser(command).parse_args(arguments)
     use_remembered_root()
     leases = Leases.of_host(_environment())
-    if problem := lease_folder.problem(leases.folder):
-        raise RocmlabError.of(problem)
-    limits = leases.limits()
+    if unusable := lease_folder.problem(leases.folder):
+        raise RocmlabError.of(unusable)
+    limits: HostLimits | None = None
+    problem: RocmlabError | None = None
+    try:
+        limits = leases.limits()
+    except RocmlabError as err:  # the leases are shown all the same
+        problem = err
     states = _states(leases)
     queue = _queue(leases, states)
     if chosen.json:
         facts = {"simulated": is_simulated(system_root()), "folder": str(leases.folder)}
-        facts |= {"limits": limits.as_dict()}
+        facts |= {"limits": limits.as_dict() if limits else None}
         gpus, waiting = [state.as_dict() for state in states], [place.as_dict() for place in queue]
         print(json.dumps({**facts, "gpus": gpus, "waiting": waiting}, indent=1))
     else:
-        print("\n".join([*_lines(states), *_queue_lines(queue), *_limit_lines(limits)]))
+        print("\n".join([*_lines(states), *_queue_lines(queue), *(_limit_lines(limits) if limits else [])]))
+    if problem:
+        raise problem
     return 0
 
 
