@@ -111,6 +111,15 @@ class TestBaseImage:
         with pytest.raises(RocmlabError, match="GB free"):
             found.prepare(lambda _: None)
 
+    def test_an_engine_that_names_no_disk_is_not_asked_for_its_space(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where the engine's storage is unknown, the pull itself says that the disk is full."""
+        found = lab(tmp_path, docker(tmp_path, info="", code=1), monkeypatch)
+        found.engine_root = ""
+
+        found.check_disk()
+
     def test_debians_is_made_and_not_pulled(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """By root, with the targets of its tag; what the script says is the error, and others read the command."""
         script = tmp_path / "scripts/make-rocm-base"

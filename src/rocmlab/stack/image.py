@@ -254,7 +254,7 @@ class ImageLab(Lab):
 
     def check_disk(self) -> None:
         """Raise RocmlabError unless what has still to be pulled and built fits on the engine's disk."""
-        if (self.is_built() and self.has_base()) or not Path(self.engine_root).exists():
+        if (self.is_built() and self.has_base()) or not self.engine_root or not Path(self.engine_root).exists():
             return  # only our layers change, or the engine's disk is not visible from here
         needed, free = NEEDED_BYTES[self.kind], shutil.disk_usage(self.engine_root).free
         needed = min(needed, 8e9) if self.has_base() else needed
