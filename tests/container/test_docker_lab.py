@@ -24,6 +24,12 @@ from intruders import intruder
 from rocmlab.stack import server, tls
 
 pytestmark = pytest.mark.container
+# By venv, with the ipykernel of the lab's own PyTorch.
+ENVIRONMENT = """
+/opt/torch/bin/python -m venv --without-pip "$1"
+/opt/torch/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+  >"$(echo "$1"/lib/python3*/site-packages)/base.pth"
+"""
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +54,12 @@ def compose(lab: Clone, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["docker", "compose", *words], cwd=lab.folder, env=lab.environment, capture_output=True, text=True, check=False
     )
+
+
+def rocmlab(lab: Clone, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of ours on the host, as a user in the clone does."""
+    command = [str(lab.folder / "scripts/rocmlab"), *words]
+    return subprocess.run(command, cwd=lab.folder, env=lab.environment, capture_output=True, text=True, check=False)
 
 
 class TestUp:
@@ -218,6 +230,48 @@ class TestUp:
         assert not lab.answers()
         assert not compose(lab, "ps", "--all", "--quiet").stdout.strip()
         lab.make("up")
+
+
+class TestEnvironments:
+    """`kernels add` on the host, for a lab that has files of its own."""
+
+    def test_one_in_the_notebooks_or_the_share_becomes_a_kernel(self, lab: Clone, first_up: str) -> None:
+        """Named as the host or as the container has it; code runs in it, and `remove` takes it from the launcher."""
+        places = {"of-work": "/home/jovyan/work/env", "of-share": "/home/jovyan/share/env"}
+        for folder in places.values():
+            docker("exec", container(lab), "start.sh", "bash", "-c", ENVIRONMENT, "bash", folder)
+        try:
+            for name, path in (("of-work", "notebooks/env"), ("of-share", "/home/jovyan/share/env")):
+                added = rocmlab(lab, "kernels", "add", path, "--name", name)
+                assert added.returncode == 0, added.stderr
+                assert f"kernel {name}: {places[name]}/bin/python (venv)" in added.stdout
+            server = clients.Server(f"127.0.0.1:{lab.port}", lab.env["JUPYTER_TOKEN"])
+            offered = clients.ask(lab.port, lab.env["JUPYTER_TOKEN"], "/api/kernelspecs")[1]["kernelspecs"]
+            assert set(places) <= set(offered)
+            assert server.execute("of-share", "import sys; print(sys.prefix)") == f"{places['of-share']}\n"
+        finally:
+            for name, folder in places.items():
+                rocmlab(lab, "kernels", "remove", name)
+                docker("exec", container(lab), "rm", "-r", folder)
+        rows = json.loads(rocmlab(lab, "kernels", "list", "--json").stdout)["kernels"]
+        assert {row["name"] for row in rows} == {"tensorflow", "torch"}
+
+    def test_one_of_the_host_is_an_error(self, lab: Clone, first_up: str, tmp_path: Path) -> None:
+        """Elsewhere the lab does not see it; among the notebooks its interpreter is not in the container."""
+        (tmp_path / "python").symlink_to(sys.executable)
+        made = lab.folder / "notebooks/of-the-host/bin"
+        made.mkdir(parents=True)
+        (made / "python").symlink_to(tmp_path / "python")
+        try:
+            elsewhere = rocmlab(lab, "kernels", "add", str(tmp_path))
+            missing = rocmlab(lab, "kernels", "add", "notebooks/of-the-host")
+        finally:
+            shutil.rmtree(made.parent)
+
+        assert (elsewhere.returncode, missing.returncode) == (2, 2)
+        assert f"{tmp_path} cannot be seen by the lab" in elsewhere.stderr
+        assert "is missing here" in missing.stderr
+        assert "in a terminal of JupyterLab" in missing.stderr
 
 
 class TestProblems:

@@ -55,6 +55,24 @@ def test_the_lab_itself_cannot_be_changed_by_its_user(lab: Container) -> None:
     assert found == ""
 
 
+def test_vs_code_attaches_as_the_labs_user(image: str, lab: Container) -> None:
+    """With `docker exec --user`, as the image's label has it: with the lab's groups, its home and its interpreter."""
+    (metadata,) = json.loads(
+        docker("image", "inspect", "--format", '{{index .Config.Labels "devcontainer.metadata"}}', image)
+    )
+    python = metadata["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
+    script = f"mkdir -p ~/.vscode-server && touch ~/work/of-vs-code && id -u && id -G && {python} -c 'import torch'"
+
+    uid, groups = docker("exec", "--user", metadata["remoteUser"], lab.id, "bash", "-c", script).splitlines()
+    owner = lab.exec("stat", "--format", "%U", "/home/jovyan/work/of-vs-code", "/home/jovyan/share/home/.vscode-server")
+    lab.exec("rm", "/home/jovyan/work/of-vs-code")
+
+    status = lab.server_status()
+    assert uid == status["Uid"].split()[0]
+    assert set(groups.split()) == set(status["Groups"].split())
+    assert owner.split() == ["jovyan", "jovyan"]
+
+
 def test_only_kernels_with_a_framework_are_offered(lab: Container) -> None:
     """The server and the command line offer `tensorflow` and `torch`, and not JupyterLab's own Python."""
     served = json.loads(lab.request("/api/kernelspecs", token=lab.token)[1])["kernelspecs"]
