@@ -16,6 +16,7 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -228,11 +229,13 @@ class NativeSpawner(WithGpus, LocalProcessSpawner):  # type: ignore[misc]  # jup
 
     def failure(self) -> str:
         """Return what the lab's process said before it was JupyterLab."""
-        try:
-            text = self._errors.read_text(encoding="utf-8", errors="replace") if self._errors else ""
-        except OSError:
-            text = ""
-        return text[-ERROR_BYTES:].strip() or super().failure()
+        text = ""
+        with suppress(OSError):
+            if self._errors:
+                with self._errors.open("rb") as file:  # which the user's process writes, so it may be large
+                    file.seek(max(0, self._errors.stat().st_size - ERROR_BYTES))
+                    text = file.read(ERROR_BYTES).decode("utf-8", "replace")
+        return text.strip() or super().failure()
 
     def _forget_errors(self) -> None:
         if self._errors:

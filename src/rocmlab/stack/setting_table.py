@@ -397,7 +397,7 @@ SETTINGS = (
         "HUB_PIDS_LIMIT",
         "",
         "how many processes and threads each lab of JupyterHub may have (natively: each user)",
-        otherwise="4096, and 256 for each CPU",
+        otherwise="in Docker 4096, and 256 for each CPU; natively none",
         page="hub.md",
     ),
     Setting(
