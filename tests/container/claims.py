@@ -39,8 +39,10 @@ def simulated(gpus: int = 3) -> Iterator[Path]:
     root = make_host(top / "host", *(Gpu(number, number << 8, 127 + number) for number in range(1, gpus + 1)))
     for path in (top, root, *root.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o666)
-    yield root
-    shutil.rmtree(top)
+    try:
+        yield root
+    finally:
+        shutil.rmtree(top)
 
 
 def options(host: Path, uid: int = 1000, user: str = "alice") -> list[str]:
