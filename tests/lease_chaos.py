@@ -43,6 +43,7 @@ def say(**facts):
 
 def claim(number, count):
     os.close(0)
+    signal.alarm(600)  # whatever becomes of the test, it does not stay
     gpus = [Device(**each) for each in json.loads(os.environ["GPUS_OF_TEST"])]
     leases, holder, ticket = Leases.of_host(), Holder.here(f"{number}.ipynb"), None
     while not (lease := leases.pick(gpus, count, holder, ticket)):
@@ -52,6 +53,7 @@ def claim(number, count):
         leases.renew(ticket, gpus, count)
         time.sleep(0.05)
     kernel = os.fork()  # it inherits the lease, as a runner's kernel does
+    signal.alarm(600)
     if kernel:
         lease.describe(replace(holder, pid=kernel))
         if ticket:
