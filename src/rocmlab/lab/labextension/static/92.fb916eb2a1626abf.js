@@ -488,14 +488,16 @@
   overflow-wrap: anywhere;
 }
 
+/* One line that is cut, and, unlike one that cannot break, makes no cell wider than its table. */
 .rocmlab-Row-detail {
-  display: block;
+  display: -webkit-box;
   max-width: 44ch;
   overflow: hidden;
   color: var(--jp-ui-font-color2);
   font-size: 12px;
-  text-overflow: ellipsis;
-  white-space: nowrap;
+  overflow-wrap: anywhere;
+  -webkit-box-orient: vertical;
+  -webkit-line-clamp: 1;
 }
 
 .rocmlab-Row-costs {
