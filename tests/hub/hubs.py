@@ -161,6 +161,8 @@ class Machine:
         self.hub.stop(print)
         for user in self.users:
             subprocess.run(["/usr/bin/pkill", "-9", "-u", str(self.uid(user))], check=False)
+            for path in Path("/tmp").glob(f"rocmlab-{self.uid(user)}-*"):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def node_folder() -> Path:
