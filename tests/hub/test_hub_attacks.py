@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import requests
-from hubs import Client, Machine
+from hubs import Client, Machine, interpreter
+
+from rocmlab.hub.service import UNPRIVILEGED
 
 pytestmark = [pytest.mark.slow, pytest.mark.native]
 KEPT_OUT = (302, 403, 404)
@@ -163,3 +165,13 @@ def test_a_page_of_one_users_lab_cannot_read_the_panel_with_anothers_cookies(mac
     with victim.session.get(machine.url + path, headers=headers, stream=True, timeout=30) as answer:
         assert answer.status_code == 200
         assert any(b"snapshot" in line for line in answer.iter_lines(chunk_size=1))
+
+
+def test_no_user_can_answer_in_place_of_a_hub_that_is_stopped(machine: Machine) -> None:
+    """Labs that run on send their tokens to the hub's port, and believe it who a visitor is: it is one of root's."""
+    if int(UNPRIVILEGED.read_text()) < 1024:
+        pytest.skip("on this host any user may listen on any port")
+    for port in (machine.found.hub_port, machine.found.proxy_port):
+        code = f"import socket; socket.create_server(('127.0.0.1', {port}))"
+        done = as_user(machine, "bob", str(interpreter()), "-I", "-c", code)
+        assert "Permission denied" in done.stderr

@@ -112,6 +112,14 @@ def arguments_of(pid: int) -> list[str]:
         return []
 
 
+def with_word(word: str) -> dict[int, list[str]]:
+    """Return the processes whose command lines have this word, of whatever user, with their command lines."""
+    if not HAS_PROC:
+        rows = [line.split() for line in _output("ps", "-A", "-o", "pid=,command=").splitlines()]
+        return {int(row[0]): row[1:] for row in rows if word in row[1:]}
+    return {pid: words for pid in _all() if word in (words := arguments_of(pid))}
+
+
 def folder_of(pid: int) -> Path | None:
     """Return the current folder of a process; None where it has exited, or is not ours to read."""
     try:

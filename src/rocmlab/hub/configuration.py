@@ -17,7 +17,8 @@ from rocmlab.stack.settings import Settings, port_of
 UP = "make hub-up"
 AUTHENTICATORS = ("pam", "native", "oauth")
 FILE = "configuration.json"
-SIZE = re.compile(r"[1-9][0-9]*([kmgt]b?)?")
+SIZE = re.compile(r"([1-9][0-9]{0,14})(?:([kmgt])b?)?")
+UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}  # as Docker has them
 EVERYONE = "*"
 
 
@@ -35,7 +36,7 @@ class Access:
 class Limits:
     """What one lab may use; None: no limit."""
 
-    memory: str | None  # with a unit, as Docker has them
+    memory_bytes: int | None
     cpus: float | None
     pids: int | None
     idle_seconds: int  # then it is stopped; 0: never
@@ -118,11 +119,12 @@ def limits(settings: Settings, runtime: str, pids_default: int) -> Limits:
         if value and runtime == "native":
             why = "labs run as ordinary processes of their users, and nothing here limits these"
             raise RocmlabError(f"{name}={value} needs labs in Docker", why, f"{UP} HUB_RUNTIME=docker; or {name}=")
-    if memory and not SIZE.fullmatch(memory):
+    size = SIZE.fullmatch(memory)
+    if memory and not size:
         why = "it is a number of bytes, with kb, mb, gb or tb behind it"
         raise RocmlabError(f"HUB_MEMORY_LIMIT={memory} is not a size", why, f"{UP} HUB_MEMORY_LIMIT=64gb")
     return Limits(
-        memory=memory or None,
+        memory_bytes=int(size[1]) * UNITS.get(size[2], 1) if size else None,
         cpus=_cpus(cpus) if cpus else None,
         pids=_count(settings, "HUB_PIDS_LIMIT", str(pids_default)) or None,
         idle_seconds=_count(settings, "HUB_IDLE_SECONDS", "0"),

@@ -40,6 +40,7 @@ spawners.WithGpus.settings_of_hub = found
 spawners.WithGpus.gpu_queue = queue
 spawners.ContainerSpawner.uids = Uids(state / "uids.json", has_accounts=found.access.authenticator == "pam")
 c.Spawner.options_form = spawners.options_form
+c.Spawner.options_from_form = spawners.options_from_form  # DockerSpawner's own takes an image alone
 c.Spawner.default_url = "/lab"
 c.Spawner.start_timeout = found.limits.wait_seconds + 600
 c.Spawner.http_timeout = 120
@@ -47,17 +48,17 @@ c.Spawner.consecutive_failure_limit = 0
 if found.runtime == "native":
     c.JupyterHub.spawner_class = spawners.NativeSpawner
     c.Spawner.env_keep = ["PATH", "LANG", "LC_ALL", "TZ"]
-    if path := os.environ.get("ROCMLAB_HUB_LAB_PATH"):
-        c.Spawner.environment = {"PYTHONPATH": path}
+    c.Spawner.poll_interval = 5  # another user may listen on the port of a lab that has ended, so its route goes soon
 else:
     c.JupyterHub.spawner_class = spawners.ContainerSpawner
     c.DockerSpawner.image = found.image
+    c.DockerSpawner.pull_policy = "never"  # it was built here; a registry may have another of this name
     c.DockerSpawner.network_name = found.network
     c.DockerSpawner.use_internal_ip = True
     c.DockerSpawner.remove = True
     c.DockerSpawner.name_template = f"{found.name}-{{username}}"
-    c.DockerSpawner.extra_create_kwargs = {"hostname": "lab-{username}"}
-    c.DockerSpawner.mem_limit = found.limits.memory
+    c.DockerSpawner.extra_create_kwargs = spawners.names
+    c.DockerSpawner.mem_limit = found.limits.memory_bytes
     c.DockerSpawner.cpu_limit = found.limits.cpus
     c.Spawner.env_keep = []
 

@@ -10,7 +10,7 @@ import signal
 import ssl
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +36,8 @@ LOOPBACK = "127.0.0.1"
 START_SECONDS = 90.0
 STOP_SECONDS = 15.0
 TRIES = 50
+ROOTS = range(800, 850)  # ports of root's
+UNPRIVILEGED = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 LOOK_SECONDS = 0.2
 
 
@@ -99,8 +101,8 @@ class Hub:
             certificate = str(tls.path_of(bound))
         if not self.is_running():
             _check_port(address or LOOPBACK, port)
-        hub_port = before.hub_port if before and before.hub_address == hub_address else _free_port(hub_address, port)
-        proxy_port = before.proxy_port if before else _free_port(LOOPBACK, max(port, hub_port))
+        hub_port = before.hub_port if before and before.hub_address == hub_address else _own_port(hub_address, {port})
+        proxy_port = before.proxy_port if before else _own_port(LOOPBACK, {port, hub_port})
         lab = {name: settings.get(name) for name in (*live.NAMES, lease_folder.SETTING, "GPUS")}
         root = str(project.root)
         return Configuration(
@@ -304,16 +306,29 @@ def _check_port(address: str, port: int) -> None:
         )
 
 
-def _free_port(address: str, above: int) -> int:
-    """Return a port that is free at an address, near that of the pages."""
-    for port in range(above + 1, min(above + 1 + TRIES, 65535)):
-        if addresses.refusal(address, port) is None:
+def _own_port(address: str, taken: Collection[int]) -> int:
+    """Return a port that is free at an address, for root one that no one else may listen on.
+
+    Labs run on while the hub is stopped. They ask whoever listens at its port who a visitor is, with their tokens.
+    """
+    above = max(taken)
+    roots = ROOTS if os.geteuid() == 0 and _first_unprivileged() >= ROOTS.stop else range(0)
+    candidates: list[int] = [*roots, *range(above + 1, min(above + 1 + TRIES, 65535))]
+    for port in candidates:
+        if port not in taken and addresses.refusal(address, port) is None:
             return port
     raise RocmlabError(
         f"no port is free at {address} from {above + 1} on",
         "other programs listen there",
         f"{configuration.UP} HUB_PORT={above + 100}",
     )
+
+
+def _first_unprivileged() -> int:
+    try:
+        return int(UNPRIVILEGED.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 1024
 
 
 def _in_url(address: str) -> str:

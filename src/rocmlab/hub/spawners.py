@@ -7,6 +7,7 @@ Both first get the GPUs that the user has chosen from the hub's queue. The lab's
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import html
 import json
 import os
@@ -15,11 +16,12 @@ import resource
 import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from docker.errors import APIError
 from dockerspawner import DockerSpawner
 from jupyterhub.spawner import LocalProcessSpawner
 from tornado import web
@@ -34,12 +36,16 @@ from rocmlab.hub.native_lab import GIVEN
 from rocmlab.hub.queue import Place, Queue, label
 from rocmlab.hub.uids import Uids
 from rocmlab.kernels.leases import key
-from rocmlab.stack import gpus, live
+from rocmlab.stack import gpus, live, sockets
 
 LEASE_SECONDS = 60.0  # in which a lab that was started leases its GPUs
+LISTEN_SECONDS = 120.0  # in which it listens
+LOOPBACK = "127.0.0.1"
+HOST_NAME = 63  # characters that the kernel and names in a network have for it
 PROGRESS_SECONDS = 2.0
 GONE_SECONDS = 3.0
 ERROR_BYTES = 4000
+ERROR_LINES = 20
 CANCEL = "rocmlab/cancel/"  # below the hub's own pages
 
 
@@ -78,6 +84,7 @@ class WithGpus:
             self._is_launched = True
             found = await self.launch()
             await self._leased()
+            await self._listening(found)
             return found
         except RocmlabError as err:
             raise _shown(503, err) from err
@@ -90,9 +97,13 @@ class WithGpus:
         """Start the lab with the GPUs that it was given."""
         raise NotImplementedError
 
-    def failure(self) -> str:
+    async def failure(self) -> str:
         """Return why a lab that has exited did not start, as far as that is known."""
-        return "the hub's log has its last lines"
+        return "it has ended without a word"
+
+    async def is_listening(self, address: str, port: int) -> bool:
+        """Return whether the lab listens there; raise RocmlabError if it is someone else."""
+        raise NotImplementedError
 
     async def _leased(self) -> None:
         """Wait until the lab's own process has leased its GPUs.
@@ -102,12 +113,26 @@ class WithGpus:
         """
         deadline = time.monotonic() + LEASE_SECONDS
         while self._given and not await asyncio.to_thread(self.gpu_queue.is_leased, self._given):
-            if await self.poll() is not None:
-                raise _shown(500, RocmlabError("the lab did not start", self.failure(), "start it again"))
-            if time.monotonic() > deadline:
-                why = f"its process did not lease its GPUs in {LEASE_SECONDS:.0f} s"
-                raise _shown(500, RocmlabError("the lab did not start", why, "start it again"))
-            await asyncio.sleep(0.2)
+            await self._check(deadline, f"its process did not lease its GPUs in {LEASE_SECONDS:.0f} s")
+
+    async def _listening(self, where: tuple[str, int]) -> None:
+        """Wait until the lab listens.
+
+        Raises:
+            HTTPError: it has ended, or does not listen in time.
+            RocmlabError: someone else listens there.
+        """
+        deadline = time.monotonic() + LISTEN_SECONDS
+        while not await self.is_listening(*where):
+            await self._check(deadline, f"it does not listen at {where[0]}:{where[1]} after {LISTEN_SECONDS:.0f} s")
+
+    async def _check(self, deadline: float, late: str) -> None:
+        """Raise HTTPError if the lab has ended, or is late; else wait a moment."""
+        if await self.poll() is not None:
+            raise _shown(500, RocmlabError("the lab did not start", await self.failure(), "start it again"))
+        if time.monotonic() > deadline:
+            raise _shown(500, RocmlabError("the lab did not start", late, "start it again"))
+        await asyncio.sleep(0.2)
 
     async def progress(self) -> AsyncIterator[dict[str, object]]:
         """Tell the user, while the start page is open, what the lab waits for, with a link to give up."""
@@ -154,6 +179,19 @@ def options_form(spawner: WithGpus) -> str:
         who, since = (holder.who(), holder.started) if holder else (None, None)
         rows.append(choices.Gpu(label(device), who, since, device.simulated))
     return choices.form(rows)
+
+
+def options_from_form(form: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return what a user has chosen on the start page."""
+    return {choices.FIELD: form[choices.FIELD][0]} if form.get(choices.FIELD) else {}
+
+
+def names(spawner: DockerSpawner) -> dict[str, str]:
+    """Return the host name of a container; one of a long user name is cut, as the kernel would not take it."""
+    found = f"lab-{spawner.escaped_name}"
+    if len(found) > HOST_NAME:
+        found = f"{found[: HOST_NAME - 9]}-{hashlib.sha256(found.encode()).hexdigest()[:8]}"
+    return {"hostname": found}
 
 
 def _shown(status: int, err: RocmlabError) -> web.HTTPError:
@@ -207,6 +245,23 @@ class NativeSpawner(WithGpus, LocalProcessSpawner):  # type: ignore[misc]  # jup
         self._started = identity.start_of(self.pid) or ""
         return address
 
+    async def is_listening(self, address: str, port: int) -> bool:
+        """Return whether the lab's user listens there.
+
+        Raises:
+            RocmlabError: another user does, who would get the cookies of whoever opens this lab.
+        """
+        found = await asyncio.to_thread(sockets.listeners, port) if address == LOOPBACK else None
+        if found is None:
+            return True  # it is unknown, and JupyterHub itself waits then
+        own = pwd.getpwnam(self.user.name).pw_uid
+        if others := {listener.uid for listener in found} - {own}:
+            who = ", ".join(map(str, sorted(others)))
+            why = f"a program of uid {who} listens on port {port} of this host, which was chosen for this lab"
+            fix = "start the lab again, and tell an administrator"
+            raise RocmlabError("the lab's port was taken by another user", why, fix)
+        return bool(found)
+
     def make_preexec_fn(self, name: str) -> Any:  # noqa: ANN401
         """Return what the child does before it becomes the lab: limits, then the user's ids and home."""
         become, pids = super().make_preexec_fn(name), self.settings_of_hub.limits.pids
@@ -227,7 +282,7 @@ class NativeSpawner(WithGpus, LocalProcessSpawner):  # type: ignore[misc]  # jup
         env = super().user_env(env)
         return {**env, GIVEN: json.dumps(given), "LOGNAME": self.user.name}
 
-    def failure(self) -> str:
+    async def failure(self) -> str:
         """Return what the lab's process said before it was JupyterLab."""
         text = ""
         with suppress(OSError):
@@ -235,7 +290,7 @@ class NativeSpawner(WithGpus, LocalProcessSpawner):  # type: ignore[misc]  # jup
                 with self._errors.open("rb") as file:  # which the user's process writes, so it may be large
                     file.seek(max(0, self._errors.stat().st_size - ERROR_BYTES))
                     text = file.read(ERROR_BYTES).decode("utf-8", "replace")
-        return text.strip() or super().failure()
+        return text.strip() or await super().failure()
 
     def _forget_errors(self) -> None:
         if self._errors:
@@ -284,11 +339,12 @@ class ContainerSpawner(WithGpus, DockerSpawner):  # type: ignore[misc]
 
     def _common_host_config(self) -> dict[str, Any]:
         found = self.settings_of_hub
-        host: dict[str, Any] = {"shm_size": found.shm_size, "network_mode": found.network}
+        # The spawner removes it, so that what a lab that has ended by itself said can be read first.
+        host: dict[str, Any] = {"shm_size": found.shm_size, "network_mode": found.network, "auto_remove": False}
         if found.limits.pids:
             host["pids_limit"] = found.limits.pids
-        if found.limits.memory:
-            host["memswap_limit"] = found.limits.memory  # the same as its memory: no swap beyond it
+        if found.limits.memory_bytes:
+            host["memswap_limit"] = found.limits.memory_bytes  # the same as its memory: no swap beyond it
         return host
 
     def _gpu_config(self) -> dict[str, Any]:
@@ -336,6 +392,18 @@ class ContainerSpawner(WithGpus, DockerSpawner):  # type: ignore[misc]
             binds[found.common] = {"bind": "/home/jovyan/common", "mode": "rw"}
         return binds
 
-    def failure(self) -> str:
-        """Return why the container has ended."""
-        return f"its container has ended; {super().failure()}"
+    async def is_listening(self, address: str, port: int) -> bool:
+        """Return whether the container listens; its address is its own."""
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), timeout=5)
+        except (OSError, asyncio.TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    async def failure(self) -> str:
+        """Return the last lines of a container that has ended."""
+        text = b""
+        with suppress(APIError):
+            text = await self.docker("logs", self.object_name, tail=ERROR_LINES)
+        return text.decode("utf-8", "replace")[-ERROR_BYTES:].strip() or await super().failure()

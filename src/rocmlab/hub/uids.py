@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pwd
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from rocmlab.stack import envfile
 
-FIRST = 200_000  # above what distributions give to accounts, below what rootless engines map
+FIRST = 70_000  # above what distributions give to accounts and services, below what they give to rootless engines
+SUBORDINATE = Path("/etc/subuid")  # who is named there can become these uids
 
 
 class Uids:
     """The ids of one hub's users, in a file of its own: the hub's database may give a number again."""
 
-    def __init__(self, path: Path, *, has_accounts: bool) -> None:
+    def __init__(self, path: Path, *, has_accounts: bool, subordinate: Path = SUBORDINATE) -> None:
         """Use a file.
 
         Args:
             path: of the file.
             has_accounts: users have logged in as accounts of this host, so that the same name is the same person.
+            subordinate: the file with the ranges of uids that accounts of this host can become.
         """
         self._path = path
         self._has_accounts = has_accounts
+        self._subordinate = subordinate
 
     def of(self, name: str) -> int:
         """Return the id of a user: that of the account of this name, else one of the hub's own."""
@@ -33,6 +38,18 @@ class Uids:
                     return uid
         known: dict[str, int] = envfile.read_json(self._path)
         if name not in known:
-            known[name] = max([FIRST - 1, *known.values()]) + 1
+            known[name] = self._unused(set(known.values()))
             envfile.write(self._path, json.dumps(known, indent=1) + "\n")
         return known[name]
+
+    def _unused(self, known: Collection[int]) -> int:
+        """Return an id that is no one's, and that no account of this host can take on."""
+        text = self._subordinate.read_text(encoding="utf-8", errors="replace") if self._subordinate.exists() else ""
+        found = [line.split(":")[1:] for line in text.splitlines() if line.count(":") == 2]
+        ranges = [range(int(first), int(first) + int(count)) for first, count in found if (first + count).isdecimal()]
+        accounts = {account.pw_uid for account in pwd.getpwall()}
+        return next(
+            uid
+            for uid in itertools.count(FIRST)
+            if uid not in known and uid not in accounts and not any(uid in each for each in ranges)
+        )

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import identity
 from rocmlab.stack import runs_under_way
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.lab import Lab
@@ -22,6 +23,7 @@ QUIET_SECONDS = 5.0  # a kernel that worked more recently than this may be betwe
 BETWEEN_LOOKS_SECONDS = 0.6
 SHARE_INSIDE = "/home/jovyan/share"
 PROCESSES = ("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "tpgid=", "-o", "args=")
+HUB_SERVER = "jupyterhub.singleuser"  # a word of the command line of a hub's native lab
 SERVER_NAMES = ("jupyter-lab", "jupyterlab", "jupyter_server")
 NO_SUCH_PROGRAM = (126, 127)  # exit codes of `exec`; for its own trouble an engine has others
 SHOWN_LETTERS = 80  # of a command line
@@ -85,9 +87,9 @@ def _look(lab: Lab) -> Found:
         is_running = lab.is_known_to_run()
         kernels = _kernels(lab) if is_running else None
         if kernels is not None:
-            return Found((*kernels, *_runs(lab), *_terminals(lab)))
+            return Found((*kernels, *_runs(lab), *_terminals(lab), *_hub_labs(lab)))
         is_silent = is_running and not _has_no_server(lab)
-        return Found(tuple(_runs(lab)), "its server runs and does not answer" if is_silent else "")
+        return Found((*_runs(lab), *_hub_labs(lab)), "its server runs and does not answer" if is_silent else "")
     except EngineSilent as err:
         return Found((), f"{err.problem.what}: {err.problem.why}")
 
@@ -162,6 +164,19 @@ def _runs(lab: Lab) -> list[Work]:
             if run.get("host") in (None, lab.query("inspect", "--format", "{{.Config.Hostname}}", container).strip()):
                 works.setdefault(str(run["name"]), _run(run, is_open=container == main))
     return list(works.values())
+
+
+def _hub_labs(lab: Lab) -> list[Work]:
+    """Return the labs of the hub's users that run in a native environment; what their kernels do is not known here."""
+    if not isinstance(lab, NativeLab):
+        return []
+    programs = lab.venv.interpreter.parent.resolve()
+    found = []
+    for pid, words in identity.with_word(HUB_SERVER).items():
+        if Path(words[0]).parent.resolve() == programs:
+            how = f"process {pid} of uid {identity.uid_of(pid)}, in which kernels may compute"
+            found.append(Work("a lab of the hub", how, True, is_open=False))
+    return found
 
 
 def _containers(lab: ContainerLab) -> list[str]:
