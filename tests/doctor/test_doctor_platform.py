@@ -183,6 +183,10 @@ def test_a_folder_of_leases_that_is_closed_or_not_sticky(look: Looker, tmp_path:
     found = fires(look(), "leases.folder", WARNS)
     assert "a GPU cannot be leased" in found.problem.what
     assert f"sudo rm -r {closed}" in found.problem.fix
+    command = folder / "0; touch broken-in #\n\x1b[31m.lock"  # no lock's name, but one for who pastes the fix
+    command.mkdir()
+    assert "broken-in" not in fires(look(), "leases.folder", WARNS).problem.fix
+    command.rmdir()
     closed.unlink()
     folder.rmdir()
     folder.symlink_to(tmp_path)

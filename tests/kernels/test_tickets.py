@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.host_limits import HostLimits
 from rocmlab.devices import Device
-from rocmlab.kernels import estimates, leases, tickets
+from rocmlab.kernels import estimates, holders, leases, tickets
 from rocmlab.kernels.leases import Holder, Leases, key
 
 GPUS = [hosts.device(number) for number in range(4)]
@@ -172,6 +174,54 @@ def test_a_request_that_is_damaged_keeps_nothing(host: Leases, text: str) -> Non
     assert not any(locks)
 
 
+def test_requests_for_very_many_locks_do_not_slow_others_down(host: Leases) -> None:
+    """A user keeps as many tickets as are read, each for 256 other locks: a look costs a fraction of a second."""
+    requests = [host.join([], 0, ME) for _ in range(holders.MAX_NOTES)]
+    for number, ticket in enumerate(requests):
+        ticket.renew([f"lock{number}-{each}" for each in range(holders.MAX_LOCKS)], holders.MAX_LOCKS)
+    begin = time.process_time()
+    kept = host.kept()
+    cpu_seconds = time.process_time() - begin
+    for ticket in requests:
+        ticket.close()
+
+    assert len(kept) == holders.MAX_LOCKS
+    assert cpu_seconds < 2
+
+
+def test_notes_of_very_many_locks_do_not_slow_others_down(host: Leases) -> None:
+    """A user keeps as many notes as are read, each for thousands of locks: a look costs a fraction of a second."""
+    notes = [holders.note(host.folder) for _ in range(holders.MAX_NOTES)]
+    for note in notes:
+        holders.write(note, ME, [str(number) for number in range(6000)])
+    begin = time.process_time()
+    held = holders.read(host.folder)
+    cpu_seconds = time.process_time() - begin
+    for note in notes:
+        os.close(note)
+
+    assert len(held) == holders.MAX_LOCKS
+    assert cpu_seconds < 2
+
+
+def test_a_ticket_that_several_threads_close_closes_its_files_once(host: Leases) -> None:
+    """A kernel is shut down at the moment at which it is served: no file that was opened since is closed or written."""
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(50):
+            ticket = host.join(GPUS, 1, ME)
+            together = threading.Barrier(8)
+
+            def close(ticket: tickets.Ticket = ticket, together: threading.Barrier = together) -> None:
+                together.wait()
+                ticket.close()
+
+            for done in [threads.submit(close) for _ in range(8)]:
+                done.result()
+            host.renew(ticket, GPUS, 1)  # and this writes nowhere
+
+    assert list(host.folder.iterdir()) == []
+
+
 def test_a_user_has_no_more_gpus_than_the_host_allows_and_is_in_no_ones_way(host: Leases) -> None:
     """Beyond the limit it waits, and others are served meanwhile; more than the limit at once is an error."""
     limited = Leases(host.folder, limits=lambda: HostLimits(gpus_per_user=2))
@@ -247,6 +297,7 @@ HELD: Mapping[str, Holder] = {
         ([waiter(["c"]), waiter(["d"]), waiter(["e"])], [None, None, None]),
         ([waiter(["c", "a"], 2), waiter(["a"])], [None, None]),
         ([waiter(["a"], is_stopped=True), waiter(["b"], is_at_limit=True), waiter(["a", "b"])], [None, None, 30]),
+        ([replace(waiter(["free"]), holder=Holder.of({"expected_seconds": 10**400}, 1)), waiter(["free"])], [0, None]),
     ],
 )
 def test_an_estimate_is_made_only_of_what_is_known(queue: list[tickets.Waiter], expected: list[int | None]) -> None:

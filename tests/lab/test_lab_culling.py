@@ -272,7 +272,7 @@ class Listing:
 
 
 class Held:
-    """Two kernels of a host with a limit, the second of which works, and what looks at them at times of a test."""
+    """Two kernels of a host with a limit, and what looks at them at times of a test."""
 
     def __init__(self, host: Host) -> None:
         from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
@@ -281,15 +281,21 @@ class Held:
         self.host = host
         self.leases = Leases(host.leases.folder, limits=lambda: limits)
         self.now = datetime.now(timezone.utc)
+        self.elapsed_seconds = 0.0
         self.kernels = AsyncMappingKernelManager(connection_dir=os.environ["JUPYTER_RUNTIME_DIR"])
         self.log = Listing()
         server = SimpleNamespace(kernel_manager=self.kernels, log=self.log)
-        self._holding = Holding(server, self.leases, lambda: self.now)
+        self._holding = Holding(server, self.leases, lambda: self.now, lambda: self.elapsed_seconds)
         self._waiting: list[Ticket] = []
+
+    async def start_idle(self) -> tuple[str, str]:
+        """Start both."""
+        first, second = [await self.kernels.start_kernel(kernel_name=name) for name in ("torch-gpu0", "torch-gpu1")]
+        return first, second
 
     async def start(self) -> tuple[str, str]:
         """Start both, and return which is idle and which is busy."""
-        idle, busy = [await self.kernels.start_kernel(kernel_name=name) for name in ("torch-gpu0", "torch-gpu1")]
+        idle, busy = await self.start_idle()
         talk = Talk(self.kernels.get_kernel(busy))
         await talk.ready()
         talk.client.execute("import time; time.sleep(600)")
@@ -298,9 +304,10 @@ class Held:
         return idle, busy
 
     @contextmanager
-    def waited_for(self, owner: str) -> Iterator[None]:
-        """Have a kernel of a user wait for both GPUs."""
-        ticket = self.leases.join(self.host.devices, 2, replace(Holder.here("/nb/b.ipynb"), owner=owner))
+    def waited_for(self, owner: str, count: int = 2) -> Iterator[None]:
+        """Have a kernel of a user wait for both GPUs, or for any."""
+        self._count = count
+        ticket = self.leases.join(self.host.devices, count, replace(Holder.here("/nb/b.ipynb"), owner=owner))
         self._waiting = [ticket]
         try:
             yield
@@ -311,9 +318,10 @@ class Held:
     async def after(self, seconds: float) -> tuple[list[str], list[str]]:
         """Let time pass; return what is reported then, and which kernels are left."""
         self.now += timedelta(seconds=seconds)
+        self.elapsed_seconds += seconds
         self.log.lines.clear()
         for ticket in self._waiting:
-            self.leases.renew(ticket, self.host.devices, 2)
+            self.leases.renew(ticket, self.host.devices, self._count)
         await self._holding.look()
         return list(self.log.lines), self.kernels.list_kernel_ids()
 
@@ -339,6 +347,8 @@ def test_kernels_that_others_wait_for_are_warned_then_shut_down_and_a_cell_has_i
         assert (held.ends(), left) == ([False, False], [idle, busy])
         with held.waited_for("bob"):
             again, _ = await held.after(10)
+            held.now += timedelta(days=1)  # someone sets the clock
+            assert await held.after(0) == ([], [idle, busy])
             ended, left = await held.after(60)
             assert left == [busy]
             assert await held.after(999) == ([], [busy])
@@ -351,6 +361,31 @@ def test_kernels_that_others_wait_for_are_warned_then_shut_down_and_a_cell_has_i
         assert "it is shut down now" in ended[0]
         assert "when its cell ends, or in 16:40" in ended[1]
         assert "what it had in memory is lost" in last[0]
+
+    asyncio.run(scenario())
+
+    assert host.holders() == [None, None]
+
+
+def test_no_more_kernels_are_shut_down_than_others_wait_for(host: Host) -> None:
+    """Of two idle ones with the same notice one is enough; the other stays when that GPU is kept for who waits."""
+    host.offer()
+    held = Held(host)
+
+    async def scenario() -> None:
+        first, second = await held.start_idle()
+        with held.waited_for("bob", 1):
+            warned, _ = await held.after(200)
+            ended, left = await held.after(60)
+            assert left == [second]
+            spared, left = await held.after(15)
+            assert left == [second]
+        await held.kernels.shutdown_kernel(second)
+        held.kernels.context.destroy()
+        assert len(warned) == 2
+        assert len(ended) == 1
+        assert first in ended[0]
+        assert "no other user waits" in spared[0]
 
     asyncio.run(scenario())
 

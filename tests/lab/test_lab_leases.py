@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 from kernel_hosts import MASKS, WAIT_SECONDS, Host, Talk, started, until
 
 from rocmlab.base.errors import RocmlabError
@@ -320,7 +321,7 @@ def test_a_refused_kernel_waits_and_is_restarted_with_its_gpu_when_its_turn_come
             started("torch-all", "/nb/both.ipynb") as both,
             started("torch", "/nb/one.ipynb") as one,
         ):
-            assert "this kernel is number 2 in the queue of this host" in await one.run("1")
+            assert "this kernel was then number 2 in the queue of this host" in await one.run("1")
             assert queue() == ["/nb/both.ipynb", "/nb/one.ipynb"]
             await first.manager.shutdown_kernel()
             await one.manager.restart_kernel()  # it keeps its place, and retries
@@ -340,6 +341,30 @@ def test_a_refused_kernel_waits_and_is_restarted_with_its_gpu_when_its_turn_come
     asyncio.run(scenario())
 
     assert host.holders() == [None, None]
+
+
+def test_a_shut_down_during_the_automatic_restart_leaves_no_kernel_and_no_lease(host: Host) -> None:
+    """The kernel has just been given its GPU, and is being restarted with it, when its user shuts it down."""
+    host.offer()
+
+    async def scenario() -> None:
+        kernels = AsyncMappingKernelManager(connection_dir=os.environ["JUPYTER_RUNTIME_DIR"])
+        held = host.leases.take(host.devices, Holder.here("/nb/a.ipynb"))
+        assert held
+        kernel_id = await kernels.start_kernel(kernel_name="torch")
+        talk = Talk(kernels.get_kernel(kernel_id))
+        await talk.ready()
+        talk.close()
+        held.release()
+        await until(lambda: talk.manager.shutting_down)
+        await kernels.shutdown_kernel(kernel_id)
+        assert kernels.list_kernel_ids() == []
+        kernels.context.destroy()
+
+    asyncio.run(scenario())
+
+    assert host.holders() == [None, None]
+    assert host.leases.waiting() == []
 
 
 class Competitor(threading.Thread):

@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ SETTING = "LEASES_DIR"
 OF_LAB = "ROCMLAB_LAB_LEASES"  # a private folder of one lab that as a whole holds its GPUs: its kernels share them out
 USUAL = "/run/lock/rocmlab"
 NOTE = re.compile(r"/holder-[0-9a-f]{16}\.json$")  # the path of a note that names a holder
+LOCK = re.compile(r"[\w.-]+\.lock")  # a lock's name; a file with another is no one's lock, whoever made it
 MODE = 0o1777
 RULE = "/etc/tmpfiles.d/rocmlab.conf"
 
@@ -84,7 +86,7 @@ def problem(folder: Path) -> Problem | None:
 def unusable_locks(folder: Path) -> list[Problem]:
     """Return what is in the place of a lock and cannot be opened by every user."""
     problems = []
-    for lock in sorted(folder.glob("*.lock")):
+    for lock in sorted(each for each in folder.glob("*.lock") if LOCK.fullmatch(each.name)):
         with contextlib.suppress(OSError):
             mode = os.lstat(lock).st_mode
             if not stat.S_ISREG(mode) or mode & 0o444 != 0o444:
@@ -97,7 +99,7 @@ def unusable_lock(lock: Path, why: str) -> Problem:
     with contextlib.suppress(OSError):
         why = f"{why}; made by uid {os.lstat(lock).st_uid}"
     what = f"a GPU cannot be leased: {lock}"
-    return Problem(what, f"its lock cannot be used: {why}", f"on the host: sudo rm -r {lock}")
+    return Problem(what, f"its lock cannot be used: {why}", f"on the host: sudo rm -r {shlex.quote(str(lock))}")
 
 
 def is_mounted(folder: Path) -> bool:

@@ -37,9 +37,11 @@ LAB = "ROCMLAB_LAB"  # the lab's name
 NAME = re.compile(r"holder-[0-9a-f]{16}\.json")
 MAX_BYTES = 65536  # of a note
 MAX_NOTES = 128  # of one user; more are not read: only someone who wants to slow others down makes so many
+MAX_LOCKS = 256  # of a note or a request; no host has so many GPUs
 MAX_NAME, MAX_PATH = 64, 4096  # characters of a text in it
 MAX_SHOWN = 200  # of a path in a line
 NUMBERS = ("pid", "namespace", "uid", "expected_seconds")
+MAX_NUMBER = 2**53  # with a larger one another user's note could stop who computes with it
 ATTEMPTS = 20
 PAUSE_SECONDS = 0.005
 REREAD_SECONDS = (0.001, 0.001)  # a note that is being written
@@ -86,6 +88,8 @@ class Holder:
             value = found.get(field.name)
             kind = int if field.name in NUMBERS else str
             known[field.name] = value if isinstance(value, kind) and not isinstance(value, bool) else None
+            if kind is int and known[field.name] is not None and not 0 <= known[field.name] <= MAX_NUMBER:
+                known[field.name] = None
             if isinstance(known[field.name], str):
                 longest = MAX_PATH if field.name == "notebook" else MAX_NAME
                 known[field.name] = printable(known[field.name][:longest])
@@ -220,8 +224,10 @@ def _add(path: Path, own: os.stat_result | None, found: dict[str, list[Holder]])
     finally:
         os.close(descriptor)
     names = content.get("locks") if isinstance(content, dict) else None
-    for name in names if isinstance(names, list) else ():
-        found.setdefault(str(name), []).append(Holder.of(content, status.st_uid))
+    if isinstance(names, list):
+        holder = Holder.of(content, status.st_uid)
+        for name in dict.fromkeys(map(str, names[:MAX_LOCKS])):
+            found.setdefault(name, []).append(holder)
     return True
 
 

@@ -31,10 +31,11 @@ import os
 import re
 import secrets
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -67,22 +68,24 @@ class Lease:
     holder: Holder
     descriptors: tuple[int, ...]  # of the locks, and of the note
     names: tuple[str, ...]  # of the locks, in the same order
+    _using: threading.RLock = field(default_factory=threading.RLock, repr=False, compare=False)
 
     def describe(self, holder: Holder) -> None:
         """Write who holds the locks. A note that cannot be written does not weaken them."""
         self.holder = holder
-        if not self.descriptors:
-            return
         try:
-            holders.write(self.descriptors[-1], holder, self.names)
+            with self._using:  # the number of a descriptor that another thread closes may be another file's at once
+                if self.descriptors:
+                    holders.write(self.descriptors[-1], holder, self.names)
         except OSError as err:
             log.warning("the lease is held, but its holder could not be written: %s", err.strerror or err)
 
     def release(self) -> None:
         """Close this process's copies; the lease ends unless another process has one."""
-        descriptors, self.descriptors = self.descriptors, ()
-        for descriptor in descriptors:
-            os.close(descriptor)
+        with self._using:
+            descriptors, self.descriptors = self.descriptors, ()
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the process that inherits the descriptors needs, ready for JSON."""

@@ -28,8 +28,8 @@ WHAT_TO_DO = (
     "or compute on the CPU: Kernel > Change Kernel… > {title} (CPU)"
 )
 WAITS = (
-    "wait: this kernel is number {place} in the queue of this host, and is restarted with its GPU when it is its turn\n"
-    "(Kernel > Shut Down Kernel leaves the queue); or free a GPU:\n"
+    "wait: this kernel was then number {place} in the queue of this host; when it is its turn, it is restarted with\n"
+    "its GPU (Kernel > Shut Down Kernel leaves the queue); or free a GPU:\n"
 )
 
 
@@ -91,11 +91,12 @@ class Turn:
         Raises:
             RocmlabError: no lease can be taken.
         """
-        if self._ticket is not None:
-            self._leases.renew(self._ticket, self._options, self._count)
+        ticket = self._ticket  # another thread may leave meanwhile
+        if ticket is not None:
+            self._leases.renew(ticket, self._options, self._count)
         seen = gpu_processes.in_time(self._options)
         holder = replace(self._holder, started=Holder.here("").started)
-        owned = take(self._leases, self._options, self._count, holder, seen, self._ticket)
+        owned = take(self._leases, self._options, self._count, holder, seen, ticket)
         if owned is not None:
             self.leave()
             return checked(owned)
@@ -109,9 +110,9 @@ class Turn:
 
     def leave(self) -> None:
         """Wait no more."""
-        if self._ticket is not None:
-            self._ticket.close()
-            self._ticket = None
+        ticket, self._ticket = self._ticket, None
+        if ticket is not None:
+            ticket.close()
 
     def not_free(self) -> NotFree:
         """Return the error that shows who has the GPUs, and whether the kernel waits."""
@@ -184,9 +185,14 @@ def claim(
     turn = Turn(Leases.of_host(environment), options, count, Holder.here(notebook or UNNAMED), title)
     owned = turn.attempt()
     if owned is None:
-        if waits:
-            turn.join()
-        raise turn.not_free()
+        try:
+            if waits:
+                turn.join()
+            refusal = turn.not_free()
+        except BaseException:
+            turn.leave()
+            raise
+        raise refusal
     return owned
 
 

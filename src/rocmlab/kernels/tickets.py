@@ -17,7 +17,9 @@ import json
 import os
 import re
 import secrets
+import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +30,6 @@ from rocmlab.kernels.holders import Holder
 
 NAME = re.compile(r"ticket-[0-9a-f]{16}")
 LOCK = re.compile(r"[\w.-]+")  # a lock's name: another user's request leads to no other file
-MAX_LOCKS = 256  # of a request
 STOPPED_SECONDS = 60.0
 
 
@@ -55,7 +56,7 @@ class Waiter:
 
 
 class Ticket:
-    """A place in the queue, until it is closed or this process ends."""
+    """A place in the queue, until it is closed or this process ends; one thread may close it while another renews."""
 
     def __init__(self, folder: Path, holder: Holder, locks: Sequence[str], count: int) -> None:
         """Take the last place.
@@ -64,6 +65,7 @@ class Ticket:
             OSError: no file can be made.
         """
         remove_stale(folder)
+        self._using = threading.Lock()  # the number of a closed descriptor may be another file's at once
         name = f"ticket-{secrets.token_hex(8)}"
         self._path, self._request_path = folder / name, folder / f"{name}.json"
         self._content: dict[str, Any] | None = None
@@ -88,23 +90,25 @@ class Ticket:
 
     def renew(self, locks: Sequence[str], count: int, *, is_at_limit: bool = False) -> None:
         """Show that its waiter still looks, and for what; its place stays."""
-        if self._request is None:
-            return
         content = {**asdict(self._holder), "locks": list(locks), "count": count, "is_at_limit": is_at_limit}
-        if content != self._content:
-            holders.replace_content(self._request, content)
-            self._content = content
-        else:
-            os.utime(self._request)
+        with self._using:
+            if self._request is None:
+                return
+            if content != self._content:
+                holders.replace_content(self._request, content)
+                self._content = content
+            else:
+                os.utime(self._request)
 
     def close(self) -> None:
         """Leave the queue."""
-        for path, descriptor in ((self._path, self._descriptor), (self._request_path, self._request)):
-            if descriptor is not None:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                os.close(descriptor)
-        self._descriptor = self._request = None
+        with self._using:
+            for path, descriptor in ((self._path, self._descriptor), (self._request_path, self._request)):
+                if descriptor is not None:
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+                    os.close(descriptor)
+            self._descriptor = self._request = None
 
 
 def waiting(folder: Path) -> list[Waiter]:
@@ -126,14 +130,22 @@ def kept_for(
         ticket: only what is kept for those before it is returned; None: for all.
     """
     kept: dict[str, Waiter] = {}
-    for number, waiter in enumerate(waiters):
+    looked: defaultdict[int | None, dict[str, bool]] = defaultdict(dict)  # by user: whether a lock is free
+    others = Counter(
+        name for waiter in waiters for name in waiter.locks
+    )  # of those after a waiter, how many can use it
+    for waiter in waiters:
+        others.subtract(waiter.locks)
         if ticket and waiter.place[1] == ticket.name:
             break
         if not waiter.is_in_turn:
             continue
-        others = [name for other in waiters[number + 1 :] for name in other.locks]
-        free = [name for name in waiter.locks if name not in kept and is_free(name)]
-        for name in sorted(free, key=others.count)[: waiter.count]:  # those first that few others can use
+        seen = looked[waiter.holder.uid]
+        for name in waiter.locks:
+            if name not in seen and len(seen) < holders.MAX_LOCKS:  # more are only to slow others down
+                seen[name] = is_free(name)
+        free = [name for name in waiter.locks if name not in kept and seen.get(name)]
+        for name in sorted(free, key=others.__getitem__)[: waiter.count]:  # those first that few others can use
             kept[name] = waiter
     return kept
 
@@ -176,11 +188,11 @@ def _waiter(path: Path, status: os.stat_result) -> Waiter | None:
     if of_request.st_uid != status.st_uid or not isinstance(content, dict):
         return None
     locks, count = content.get("locks"), content.get("count")
-    if not isinstance(locks, list) or not isinstance(count, int):
+    if not isinstance(locks, list) or not isinstance(count, int) or count > holders.MAX_LOCKS:
         return None
     return Waiter(
         holder=Holder.of(content, status.st_uid),
-        locks=tuple(dict.fromkeys(name for name in map(str, locks[:MAX_LOCKS]) if LOCK.fullmatch(name))),
+        locks=tuple(dict.fromkeys(name for name in map(str, locks[: holders.MAX_LOCKS]) if LOCK.fullmatch(name))),
         count=max(0, count),
         since_seconds=status.st_ctime,
         is_stopped=time.time() - of_request.st_mtime > STOPPED_SECONDS,

@@ -207,8 +207,20 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
         server, self._waiting = self._server_kernels, None
         if server is None or self.owned is None or self._is_starting or self.parent.shutting_down:
             return  # a restart under way uses them
+        pending = server._pending_kernels  # what a Shut Down waits for: jupyter_client would mix it with a restart
+        if (other := pending.get(self.kernel_id)) is not None and not other.done():
+            return
         notices.tell(self.kernel_id, "rocmlab: this kernel has its GPU now, and is restarted with it: run your cells")
         self.log.info("the kernel %s has waited, and is restarted with its GPUs", self.kernel_id)
+        restart = asyncio.ensure_future(self._restart(server))
+        pending[self.kernel_id] = restart
+        try:
+            await restart
+        finally:
+            if pending.get(self.kernel_id) is restart:
+                del pending[self.kernel_id]
+
+    async def _restart(self, server: MultiKernelManager) -> None:
         try:
             restarted = (
                 server.restart_kernel(self.kernel_id) if self.kernel_id in server else self.parent.restart_kernel()
