@@ -3,7 +3,7 @@
 set -euo pipefail
 read -r -a arguments <<<"${NOTEBOOK_ARGS:-}"
 if [[ ${JUPYTERHUB_API_TOKEN:-} ]]; then # a lab of a hub, which logs in its user: no token of its own
-  exec /opt/rocmlab/bin/python -P -m rocmlab.hub.lab /opt/rocmlab/bin/python -P -m jupyterhub.singleuser "${arguments[@]}" "$@"
+  exec /opt/rocmlab/bin/python -I -m rocmlab.hub.lab /opt/rocmlab/bin/jupyterhub-singleuser "${arguments[@]}" "$@"
 fi
 if [[ ! -s ${JUPYTER_TOKEN_FILE:-} ]]; then
   printf 'error: %s\n  why: %s\n  fix: %s\n' "JUPYTER_TOKEN is empty" \

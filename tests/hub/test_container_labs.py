@@ -15,7 +15,9 @@ import pytest
 from spawning import NAME, spawner, start
 from tornado import web
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.hub import configuration
+from rocmlab.hub.service import own_port
 from rocmlab.hub.uids import Uids
 from rocmlab.stack import settings
 
@@ -202,3 +204,9 @@ def test_a_memory_limit_is_a_number_of_bytes(tmp_path: Path, text: str, expected
     found = configuration.limits(settings.Settings(tmp_path, {"HUB_MEMORY_LIMIT": text}), "docker", 1)
 
     assert found.memory_bytes == expected
+
+
+def test_an_engine_of_another_machine_is_refused() -> None:
+    """The error says so, and not that other programs listen on every port."""
+    with pytest.raises(RocmlabError, match=r"no address on this host: 192\.0\.2\.1"):
+        own_port("192.0.2.1", {8000})

@@ -22,7 +22,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.base.identity import Process
 from rocmlab.hub import configuration
 from rocmlab.hub.authenticators import SETUP
-from rocmlab.hub.configuration import Configuration
+from rocmlab.hub.configuration import UP, Configuration
 from rocmlab.stack import envfile, process, resolve, tls
 from rocmlab.stack import live as live_files
 from rocmlab.stack.daemon import Daemon, last_lines
@@ -101,8 +101,8 @@ class Hub:
             certificate = str(tls.path_of(bound))
         if not self.is_running():
             _check_port(address or LOOPBACK, port)
-        hub_port = before.hub_port if before and before.hub_address == hub_address else _own_port(hub_address, {port})
-        proxy_port = before.proxy_port if before else _own_port(LOOPBACK, {port, hub_port})
+        hub_port = before.hub_port if before and before.hub_address == hub_address else own_port(hub_address, {port})
+        proxy_port = before.proxy_port if before else own_port(LOOPBACK, {port, hub_port})
         lab = {name: settings.get(name) for name in (*live.NAMES, lease_folder.SETTING, "GPUS")}
         root = str(project.root)
         return Configuration(
@@ -292,7 +292,7 @@ def _renamed(work: Any) -> Any:  # noqa: ANN401
     except RocmlabError as err:
         texts = []
         for text in (err.problem.what, err.problem.why, err.problem.fix):
-            for name, own in (("make up", configuration.UP), ("TLS_PORT", "HUB_PORT"), ("BIND", "HUB_BIND")):
+            for name, own in (("make up", UP), ("TLS_PORT", "HUB_PORT"), ("BIND", "HUB_BIND")):
                 text = text.replace(name, own)
             texts.append(text)
         raise RocmlabError(*texts) from err
@@ -301,16 +301,22 @@ def _renamed(work: Any) -> Any:  # noqa: ANN401
 def _check_port(address: str, port: int) -> None:
     err = addresses.refusal(address, port)
     if err is not None:
-        raise RocmlabError(
-            f"nothing can listen at {address}:{port}", str(err), f"{configuration.UP} HUB_PORT={port + 1}"
-        )
+        raise RocmlabError(f"nothing can listen at {address}:{port}", str(err), f"{UP} HUB_PORT={port + 1}")
 
 
-def _own_port(address: str, taken: Collection[int]) -> int:
+def own_port(address: str, taken: Collection[int]) -> int:
     """Return a port that is free at an address, for root one that no one else may listen on.
 
     Labs run on while the hub is stopped. They ask whoever listens at its port who a visitor is, with their tokens.
+
+    Raises:
+        RocmlabError: none is free, or the address is not one of this host.
     """
+    refusal = addresses.refusal(address, 0)
+    if refusal is not None:
+        why = f"{refusal.strerror}: the engine runs in a machine of its own, or is a remote one"
+        fix = f"use an engine of this host itself, or as root labs without one: {UP} RUNTIME=native"
+        raise RocmlabError(f"the labs' network has no address on this host: {address}", why, fix)
     above = max(taken)
     roots = ROOTS if os.geteuid() == 0 and _first_unprivileged() >= ROOTS.stop else range(0)
     candidates: list[int] = [*roots, *range(above + 1, min(above + 1 + TRIES, 65535))]
@@ -320,7 +326,7 @@ def _own_port(address: str, taken: Collection[int]) -> int:
     raise RocmlabError(
         f"no port is free at {address} from {above + 1} on",
         "other programs listen there",
-        f"{configuration.UP} HUB_PORT={above + 100}",
+        f"{UP} HUB_PORT={above + 100}",
     )
 
 
