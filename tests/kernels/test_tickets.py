@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -142,12 +143,15 @@ def test_a_waiter_that_is_killed_leaves_the_queue(host: Leases, other: subproces
     assert names[1] == f"{names[0]}.json"
 
 
-def test_a_waiter_that_does_not_look_is_skipped_and_keeps_its_place(host: Leases, other: subprocess.Popen[str]) -> None:
-    """A stopped process or paused container keeps no GPU from the others."""
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_waiter_that_does_not_look_is_skipped_and_keeps_its_place(
+    host: Leases, other: subprocess.Popen[str], sign: int
+) -> None:
+    """A stopped process or paused container keeps no GPU from the others, also after the clock was set back."""
     os.kill(other.pid, signal.SIGSTOP)
     (request,) = host.folder.glob("ticket-*.json")
-    long_ago = time.time() - tickets.STOPPED_SECONDS - 1
-    os.utime(request, (long_ago, long_ago))
+    looked = time.time() + sign * (tickets.STOPPED_SECONDS + 1)
+    os.utime(request, (looked, looked))
     with closing(host.join(GPUS, 1, ME)) as mine:
         skipped = taken(host, GPUS, 1, mine)
         stopped = [waiter.is_stopped for waiter in host.waiting()]
@@ -244,6 +248,23 @@ def test_a_user_has_no_more_gpus_than_the_host_allows_and_is_in_no_ones_way(host
     assert served == [0]
     with pytest.raises(RocmlabError, match="3 GPUs are more than one user of this host may have"):
         limited.pick(GPUS, 3, ME)
+
+
+def test_on_a_full_disk_no_one_exceeds_the_limit(host: Leases) -> None:
+    """A lease that no note shows could not be counted: on a host with a limit it is an error, and nothing is held."""
+    limited = Leases(host.folder, limits=lambda: HostLimits(gpus_per_user=1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # files can be made, and nothing be written
+    try:
+        with pytest.raises(RocmlabError, match="a GPU cannot be leased"):
+            limited.pick(GPUS, 1, ME)
+        lease = host.pick(GPUS, 1, ME)  # without a limit the lock is enough
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert lease
+    lease.release()
+    assert host.held(GPUS) == {}
 
 
 def test_two_processes_of_a_user_do_not_exceed_the_limit_together(host: Leases) -> None:

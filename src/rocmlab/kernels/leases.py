@@ -170,8 +170,12 @@ class Leases:
             _close(descriptors)
             raise
         lease = Lease(tuple(devices), holder, tuple(descriptors), tuple(names))
-        lease.describe(holder)
         try:
+            if self.limits().gpus_per_user is None:
+                lease.describe(holder)
+            else:
+                with self._explained(self.folder):  # a lease without a note would not be counted
+                    holders.write(descriptors[-1], holder, names)
             lost = self._claimed(lease) or self._beyond_limit(lease)
         except BaseException:
             lease.release()

@@ -172,7 +172,8 @@ def _read(path: Path) -> Waiter | None:
     finally:
         os.close(descriptor)
     for pause in (0, *holders.REREAD_SECONDS):
-        time.sleep(pause)
+        if pause:
+            time.sleep(pause)
         with contextlib.suppress(OSError, ValueError, RecursionError):
             return _waiter(path, status)
     return None
@@ -195,7 +196,7 @@ def _waiter(path: Path, status: os.stat_result) -> Waiter | None:
         locks=tuple(dict.fromkeys(name for name in map(str, locks[: holders.MAX_LOCKS]) if LOCK.fullmatch(name))),
         count=max(0, count),
         since_seconds=status.st_ctime,
-        is_stopped=time.time() - of_request.st_mtime > STOPPED_SECONDS,
+        is_stopped=abs(time.time() - of_request.st_mtime) > STOPPED_SECONDS,  # later: the clock was set, or its time
         is_at_limit=content.get("is_at_limit") is True,
         place=(status.st_ctime_ns, path.name),
     )

@@ -177,7 +177,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
             try:
                 async with self._claiming:
                     is_served = self._turn is turn and await self._attempt(turn)
-            except RocmlabError as err:  # such as limits of the host that are just being edited
+            except Exception as err:  # such as limits of the host that are just being edited: it waits all the same
                 if str(err) != problem:
                     self.log.warning(
                         "the kernel %s waits for a GPU, and now none can be leased: %s", self.kernel_id, err
