@@ -15,11 +15,7 @@ import pytest
 from spawning import NAME, spawner, start
 from tornado import web
 
-from rocmlab.base.errors import RocmlabError
-from rocmlab.hub import configuration
-from rocmlab.hub.service import own_port
 from rocmlab.hub.uids import Uids
-from rocmlab.stack import settings
 
 ID = "0123456789ab" * 4
 LAST_WORDS = b"error: /home/jovyan/work cannot be written\n"
@@ -196,17 +192,9 @@ def test_a_uid_is_one_that_no_account_of_the_host_can_become(tmp_path: Path) -> 
     assert Uids(tmp_path / "other.json", has_accounts=False, subordinate=tmp_path / "none").of("ada") == 70000
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("64gb", 64 << 30), ("512m", 512 << 20), ("1073741824", 1 << 30), ("", None)]
-)
-def test_a_memory_limit_is_a_number_of_bytes(tmp_path: Path, text: str, expected: int | None) -> None:
-    """With Docker's units."""
-    found = configuration.limits(settings.Settings(tmp_path, {"HUB_MEMORY_LIMIT": text}), "docker", 1)
+def test_a_link_starts_no_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+    """Another site could else have a user hold every GPU."""
+    lab = spawner(tmp_path, monkeypatch, "ada")
 
-    assert found.memory_bytes == expected
-
-
-def test_an_engine_of_another_machine_is_refused() -> None:
-    """The error says so, and not that other programs listen on every port."""
-    with pytest.raises(RocmlabError, match=r"no address on this host: 192\.0\.2\.1"):
-        own_port("192.0.2.1", {8000})
+    with pytest.raises(web.HTTPError, match="a link does not start a lab"):
+        lab.options_from_query({"gpus": ["1"]})

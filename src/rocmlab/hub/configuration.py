@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile
 from rocmlab.stack.choice import check_value
@@ -191,4 +193,11 @@ def own_file(settings: Settings, kind: str) -> str:
         why, own = f"{mode}; it runs as the hub, and holds secrets", os.geteuid()
         fix = f"sudo chown {own} {path} && sudo chmod 600 {path}"
         raise RocmlabError(f"HUB_CONFIG={given} is not private", why, fix)
-    return str(path)
+    for folder in path.resolve().parents:  # whoever may rename it there decides what the hub runs
+        at = folder.stat()
+        is_open = at.st_mode & stat.S_IWOTH and not at.st_mode & stat.S_ISVTX
+        if is_open or at.st_uid not in {*identity.own_uids(), 0}:
+            why = f"{folder} belongs to uid {at.st_uid}, and its mode is {at.st_mode & 0o7777:o}; it runs as the hub"
+            fix = f"move it to a folder of yours or root's: {UP} HUB_CONFIG=/etc/rocmlab-hub.py"
+            raise RocmlabError(f"HUB_CONFIG={given} can be replaced by another user", why, fix)
+    return str(path.resolve())

@@ -93,6 +93,10 @@ class WithGpus:
                 self.place.close()
             self.place, self._is_launched = None, False
 
+    def options_from_query(self, query: object) -> dict[str, str]:
+        """Start nothing by a link, which any page may show: JupyterHub shows the form then."""
+        raise _shown(400, RocmlabError("a link does not start a lab", "another page may have made it", "choose below"))
+
     async def launch(self) -> Any:  # noqa: ANN401
         """Start the lab with the GPUs that it was given."""
         raise NotImplementedError

@@ -1,0 +1,54 @@
+"""What `rocmlab hub up` decides before anything is started."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rocmlab.base.errors import RocmlabError
+from rocmlab.hub import configuration
+from rocmlab.hub.service import own_port
+from rocmlab.stack import settings
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("64gb", 64 << 30), ("512m", 512 << 20), ("1073741824", 1 << 30), ("", None)]
+)
+def test_a_memory_limit_is_a_number_of_bytes(tmp_path: Path, text: str, expected: int | None) -> None:
+    """With Docker's units."""
+    found = configuration.limits(settings.Settings(tmp_path, {"HUB_MEMORY_LIMIT": text}), "docker", 1)
+
+    assert found.memory_bytes == expected
+
+
+def test_an_engine_of_another_machine_is_refused() -> None:
+    """The error says so, and not that other programs listen on every port."""
+    with pytest.raises(RocmlabError, match=r"no address on this host: 192\.0\.2\.1"):
+        own_port("192.0.2.1", {8000})
+
+
+def test_a_configuration_file_that_others_can_change_or_replace_is_refused() -> None:
+    """It runs as the hub, so its mode counts, and that of each folder above it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name, "shared")
+        folder.mkdir(mode=0o755)
+        path = folder / "hub.py"
+        path.touch(mode=0o600)
+        found = settings.Settings(folder, {"HUB_CONFIG": str(path)})
+
+        assert configuration.own_file(found, "oauth") == str(path.resolve())
+        path.chmod(0o644)
+        with pytest.raises(RocmlabError, match="is not private"):
+            configuration.own_file(found, "oauth")
+        path.chmod(0o600)
+        folder.chmod(0o777)
+        with pytest.raises(RocmlabError, match="can be replaced by another user"):
+            configuration.own_file(found, "oauth")
+        folder.chmod(0o755)
+        if os.geteuid() == 0:
+            os.chown(folder, 61300, -1)
+            with pytest.raises(RocmlabError, match="can be replaced by another user"):
+                configuration.own_file(found, "oauth")
