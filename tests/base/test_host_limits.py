@@ -32,6 +32,12 @@ def test_a_host_without_the_file_has_no_limits(tmp_path: Path) -> None:
     assert before.gpus_per_user is before.hold_seconds is None
 
 
+@pytest.mark.skipif(not Path("/proc/self/root").exists(), reason="Linux")
+def test_no_other_way_to_this_host_leads_to_other_limits() -> None:
+    """A user may name the root folder of a process of theirs, in which they have mounted an `/etc` of their own."""
+    assert host_limits.path(Path("/proc/self/root")) == host_limits.path()
+
+
 def test_each_limit_is_read(tmp_path: Path, file: Path) -> None:
     """Comments, empty lines and spaces mean nothing."""
     file.write_text(

@@ -6,6 +6,7 @@ another file. A simulated host (`ROCMLAB_ROOT`) has its own below its root. Cont
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +50,12 @@ class HostLimits:
 
 
 def path(root: Path = Path("/")) -> Path:
-    """Return the file of this host, or of a simulated one."""
-    return root / FOLDER.lstrip("/") / FILE
+    """Return the file of this host, or of a simulated one.
+
+    `/proc/PID/root` is this host as well, though another process may have mounted something else in it.
+    """
+    where = Path("/") if os.path.realpath(root) == "/" else root
+    return where / FOLDER.lstrip("/") / FILE
 
 
 def read(root: Path = Path("/")) -> HostLimits:
