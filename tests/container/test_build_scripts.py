@@ -7,10 +7,10 @@ import importlib.util
 import json
 import os
 import subprocess
-import venv
 from pathlib import Path
 from types import ModuleType
 
+import pip_environments
 import pytest
 from wheel_files import wheel
 
@@ -71,7 +71,7 @@ def test_constraints_leave_out_what_pip_cannot_read(additions: ModuleType) -> No
 @pytest.mark.slow
 def test_what_does_not_go_with_the_base_is_omitted(tmp_path: Path) -> None:
     """Of what is optional the environment gets what its own packages allow, and these stay as they are."""
-    venv.create(tmp_path / "base", with_pip=True)
+    pip_environments.create(tmp_path / "base")
     python, wheels = tmp_path / "base/bin/python", tmp_path / "wheels"
     wheels.mkdir()
     own = wheel(wheels, "framework", "1.0", {"framework.py": ""})
@@ -115,7 +115,7 @@ def test_packages_of_another_environment_are_shared(additions: ModuleType, tmp_p
     wheels, lender, base = tmp_path / "wheels", tmp_path / "lender", tmp_path / "base"
     wheels.mkdir()
     for folder in (lender, base):
-        venv.create(folder, with_pip=True)
+        pip_environments.create(folder)
     made = {name: wheel(wheels, name, "3.0", {f"{name}.py": "which = 'shared'"}) for name in ("table", "learner")}
     older = wheel(wheels, "numbers2", "1.0", {"numbers2/__init__.py": "which = 'own'"})
     newer = wheel(wheels, "numbers2", "2.0", {"numbers2/__init__.py": "which = 'shared'"})

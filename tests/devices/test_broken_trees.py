@@ -25,7 +25,7 @@ from rocmlab.devices import Device, sample, system_root
 from rocmlab.devices.metal import parse
 from rocmlab.devices.rocm import Rocm
 
-TREES = int(os.environ.get("BROKEN_TREES", "2000"))  # `make test-long` reads 10,000
+TREES = int(os.environ.get("BROKEN_TREES", "600"))  # `make test-long` reads 10,000
 BATCH = 40  # trees of one hypothesis example
 AT_ONCE = 3  # how many things are broken in one tree
 WIDTHS = (50, 80, 120)  # of a terminal

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import venv
 import zipfile
 from pathlib import Path
 
+import pip_environments
 import pytest
 from own_packages import Add, offer
 
@@ -41,7 +41,7 @@ OFFERED = (
 def lab_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The interpreter of a lab's environment; no test changes it."""
     folder = tmp_path_factory.mktemp("lab")
-    venv.create(folder / "venv", with_pip=True)
+    pip_environments.create(folder / "venv")
     site = next((folder / "venv").glob("lib/python3*/site-packages"))
     for name, version, requires in LAB:
         with zipfile.ZipFile(offer(folder, name, version, requires)) as archive:

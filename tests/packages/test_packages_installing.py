@@ -8,8 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
+import pip_environments
 import pytest
 from own_packages import Add, has, offer
 
@@ -314,13 +316,9 @@ class TestAnotherImage:
     @pytest.fixture
     def newer(self, place: Place, tmp_path: Path) -> Place:
         """The place over an interpreter with other packages, which has the same list."""
-        import venv
-
-        venv.create(tmp_path / "newer", with_pip=True)
+        pip_environments.create(tmp_path / "newer")
         site = next((tmp_path / "newer").glob("lib/python3*/site-packages"))
         file = offer(tmp_path, "torch", "2.14.0+rocm7.2")
-        import zipfile
-
         with zipfile.ZipFile(file) as archive:
             archive.extractall(site)
         return Place(place.share, place.kernel, str(tmp_path / "newer/bin/python"))

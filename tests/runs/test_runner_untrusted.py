@@ -504,7 +504,7 @@ def _fuzzed(original: Path, tmp: Path, file: str, change: Callable[[Path], None]
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["journal.jsonl", "results.json"])
 @given(data=st.data())
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_value_of_a_run_folder_may_be_anything(
     file: str, original: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -535,7 +535,7 @@ def test_any_value_of_a_run_folder_may_be_anything(
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["journal.jsonl", "results.json"])
 @given(at=st.floats(0, 1), junk=st.binary(max_size=12), drop=st.integers(0, 40))
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_byte_of_a_run_folder_may_be_anything(
     file: str, original: Path, tmp_path_factory: pytest.TempPathFactory, at: float, junk: bytes, drop: int
 ) -> None:

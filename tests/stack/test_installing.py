@@ -9,11 +9,11 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 import zipfile
 from pathlib import Path
 from types import ModuleType
 
+import pip_environments
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ def versions(environment: Path, *names: str) -> dict[str, str]:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with pip and nothing else."""
     folder = tmp_path_factory.mktemp("installing") / "venv"
-    venv.create(folder, with_pip=True)
+    pip_environments.create(folder)
     return folder
 
 
