@@ -25,7 +25,7 @@ def test_a_memory_limit_is_a_number_of_bytes(tmp_path: Path, text: str, expected
 
 
 def test_an_engine_of_another_machine_is_refused() -> None:
-    """The error says so, and not that other programs listen on every port."""
+    """The error reports it, and not that other programs listen on every port."""
     with pytest.raises(RocmlabError, match=r"no address on this host: 192\.0\.2\.1"):
         own_port("192.0.2.1", {8000})
 

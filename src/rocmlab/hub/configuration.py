@@ -198,6 +198,6 @@ def own_file(settings: Settings, kind: str) -> str:
         is_open = at.st_mode & stat.S_IWOTH and not at.st_mode & stat.S_ISVTX
         if is_open or at.st_uid not in {*identity.own_uids(), 0}:
             why = f"{folder} belongs to uid {at.st_uid}, and its mode is {at.st_mode & 0o7777:o}; it runs as the hub"
-            fix = f"move it to a folder of yours or root's: {UP} HUB_CONFIG=/etc/rocmlab-hub.py"
+            fix = f"move it to your own folder or root's: {UP} HUB_CONFIG=/etc/rocmlab-hub.py"
             raise RocmlabError(f"HUB_CONFIG={given} can be replaced by another user", why, fix)
     return str(path.resolve())

@@ -103,7 +103,7 @@ class WithGpus:
 
     async def failure(self) -> str:
         """Return why a lab that has exited did not start, as far as that is known."""
-        return "it has ended without a word"
+        return "it has ended and printed nothing"
 
     async def is_listening(self, address: str, port: int) -> bool:
         """Return whether the lab listens there; raise RocmlabError if it is someone else."""
