@@ -127,7 +127,7 @@ def _jupyter_loop() -> Iterator[None]:
 def _forget_simulated_hosts(request: pytest.FixtureRequest, _leaves_nothing_behind: None) -> Iterator[None]:  # noqa: F811
     """End simulated hangs with their test, and forget the GPU processes of its hosts, whose files are kept open."""
     yield
-    if folder := getattr(request.node, "funcargs", {}).get("tmp_path"):
+    if folder := (getattr(request.node, "funcargs", None) or {}).get("tmp_path"):  # None where it was interrupted
         for file in (*folder.glob("rocmlab-faults.json"), *folder.glob("*/rocmlab-faults.json")):
             file.unlink()
     if module := sys.modules.get("rocmlab.telemetry.processes"):

@@ -79,8 +79,8 @@ def test_a_container_is_its_users_with_limits_and_no_way_to_the_engine(machine: 
         assert not host["Privileged"]
         assert "docker.sock" not in text
         assert f"{machine.found.name}-{user}-work" in text
-        lines = docker("top", found["Id"], "-eo", "uid,args").splitlines()
-        assert {int(line.split()[0]) for line in lines if "jupyterhub-singleuser" in line} == {machine.uid(user)}
+        lines = docker("top", found["Id"], "-eo", "pid,uid,args").splitlines()
+        assert {int(line.split()[1]) for line in lines if "jupyterhub-singleuser" in line} == {machine.uid(user)}
 
 
 def test_each_lab_has_one_gpu_and_the_notebooks(machine: hubs.Machine) -> None:

@@ -17,7 +17,7 @@ import websocket
 from clones import Clone
 
 pytestmark = pytest.mark.native
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 240.0  # on a busy machine the first import of TensorFlow takes more than a minute
 WRITER = """
 import sys
 from tensorboard.compat.proto.event_pb2 import Event
@@ -51,7 +51,9 @@ def repository(lab: Clone) -> Iterator[Path]:
 def ask(lab: Clone, path: str, token: str | None = None, method: str = "GET") -> tuple[int, Any]:
     """Make a request with the lab's token, or another one."""
     token = lab.env["JUPYTER_TOKEN"] if token is None else token
-    return clients.ask(lab.port, token, path, method=method, body={} if method == "POST" else None, timeout_seconds=60)
+    return clients.ask(
+        lab.port, token, path, method=method, body={} if method == "POST" else None, timeout_seconds=WAIT_SECONDS
+    )
 
 
 def until(is_it: Callable[[], Any]) -> Any:
