@@ -134,6 +134,13 @@ def _forget_simulated_hosts(request: pytest.FixtureRequest, _leaves_nothing_behi
         module.finder.cache_clear()
 
 
+if find_spec("hypothesis"):  # which a lab's environment, where the frameworks' tests run, has not
+    import hypothesis
+
+    # Its own bound of 200 ms on each example fails on a busy machine.
+    hypothesis.settings.register_profile("without deadline", hypothesis.settings(), deadline=None)
+    hypothesis.settings.load_profile("without deadline")
+
 MACHINE = {"container", "podman", "browser", "native", "oracle", "cluster"}  # what scripts/test runs in lanes
 
 
