@@ -58,14 +58,16 @@ class HubEnvironment:
         program = str(self.project / "docker/build/install.py")
         options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps", "--require-hashes"]
         self._run([str(self.interpreter), program, *options, "-r", str(self.project / LOCK)], "JupyterHub")
-        self._install_proxy()
+        node = self._node("Node.js was not installed", "make hub-up, which retries")
+        install_proxy(node, self.proxy, self._run)
         envfile.write(self.folder / MARKER, f'{{"fingerprint": "{wanted}"}}\n')
 
-    def _install_proxy(self) -> None:
+    def _node(self, what: str, fix: str) -> Path:
+        """Return the folder of the wheel with Node.js; what is wrong where there is none, and its fix."""
         code, output = process.capture([str(self.interpreter), "-c", NODE])
         if code:
-            raise RocmlabError("Node.js was not installed", output.strip()[-400:], "make hub-up, which retries")
-        install_proxy(Path(output.strip()), self.proxy, self._run)
+            raise RocmlabError(what, output.strip()[-400:], fix)
+        return Path(output.strip())
 
     def _run(self, command: list[str], what: str) -> None:
         uv = {"ROCMLAB_UV": str(self.project / environments.UV)}
@@ -78,12 +80,8 @@ class HubEnvironment:
 
     def proxy_command(self) -> tuple[str, ...]:
         """Return the command that runs the proxy."""
-        code, output = process.capture([str(self.interpreter), "-c", NODE])
-        if code:
-            raise RocmlabError(
-                "JupyterHub's environment is damaged", output.strip()[-400:], f"rm -r {self.folder}; make hub-up"
-            )
-        return proxy_command(Path(output.strip()), self.proxy)
+        node = self._node("JupyterHub's environment is damaged", f"rm -r {self.folder}; make hub-up")
+        return proxy_command(node, self.proxy)
 
 
 def install_proxy(node: Path, folder: Path, run: Callable[[list[str], str], None]) -> None:

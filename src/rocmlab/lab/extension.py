@@ -8,15 +8,13 @@ it could belong to.
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime, timezone
 from typing import Any
 
 from tornado.ioloop import PeriodicCallback
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.lab import notices
-from rocmlab.lab.provisioner import RocmlabProvisioner
+from rocmlab.lab.leased_kernels import LeasedKernels
 from rocmlab.lab.server.idle import CULLING as SETTING
 from rocmlab.lab.server.idle import seconds
 
@@ -32,6 +30,7 @@ class Culler:
         self.limit = limit
         self.notice = min(MAX_NOTICE_SECONDS, limit * NOTICE_SHARE)
         self._kernels = server.kernel_manager
+        self._leased = LeasedKernels(server)
         self._log = server.log
         self._warned: dict[str, tuple[datetime, datetime]] = {}  # kernel: its last work, and when its user was warned
         pause = min(MAX_PAUSE_SECONDS, self.notice / 2)
@@ -62,16 +61,14 @@ class Culler:
                     self._tell(kernel_id, f"in {left:.0f} seconds it is shut down, unless a cell is run")
             elif quiet >= self.limit and (now - self._warned[kernel_id][1]).total_seconds() >= self.notice:
                 self._tell(kernel_id, "it is shut down now; what it had in memory is lost")
-                await self._shut_down(kernel_id)
+                self._warned.pop(kernel_id, None)
+                await self._leased.shut_down(kernel_id)
 
     def _idle(self, kernel_id: str) -> datetime | None:
         """Return since when a kernel with a lease has done nothing; None for every other, and one that is gone."""
-        if kernel_id not in self._kernels:
+        if self._leased.lease(kernel_id) is None:
             return None
         manager = self._kernels.get_kernel(kernel_id)
-        provisioner = manager.provisioner
-        if not isinstance(provisioner, RocmlabProvisioner) or not provisioner.owned or not provisioner.owned.lease:
-            return None
         if manager.execution_state != "idle":
             return None
         since: datetime = manager.last_activity
@@ -79,16 +76,8 @@ class Culler:
 
     def _tell(self, kernel_id: str, what: str) -> None:
         """Say it in the log and to every page that has the kernel open."""
-        text = f"rocmlab: this kernel holds a GPU and has been idle for a long time ({SETTING}={self.limit:g}): {what}"
-        self._log.warning("kernel %s: %s", kernel_id, text)
-        notices.tell(kernel_id, text)
-
-    async def _shut_down(self, kernel_id: str) -> None:
-        self._warned.pop(kernel_id, None)
-        try:
-            await asyncio.ensure_future(self._kernels.shutdown_kernel(kernel_id))
-        except Exception as err:
-            self._log.error("kernel %s could not be shut down: %s", kernel_id, err)
+        why = f"this kernel holds a GPU and has been idle for a long time ({SETTING}={self.limit:g})"
+        self._leased.tell(kernel_id, f"{why}: {what}")
 
 
 class Culling:

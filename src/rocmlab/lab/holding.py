@@ -25,8 +25,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import duration
 from rocmlab.base.host_limits import MAX_HOLD, HostLimits
 from rocmlab.kernels.leases import Holder, Lease, Leases, Waiter
-from rocmlab.lab import notices
-from rocmlab.lab.provisioner import RocmlabProvisioner
+from rocmlab.lab.leased_kernels import LeasedKernels
 
 LOOK_SECONDS = 15.0
 IDLE = ("idle", "starting")  # a kernel is `starting` until a page has sent it a message
@@ -59,6 +58,7 @@ class Holding:
             elapsed: returns seconds that only grow, whatever the time is set to.
         """
         self._kernels = server.kernel_manager
+        self._leased = LeasedKernels(server)
         self._log = server.log
         self._leases = leases or Leases.of_host()
         self._now = now or (lambda: datetime.now(timezone.utc))
@@ -78,7 +78,7 @@ class Holding:
     async def look(self) -> None:
         """Warn kernels that hold GPUs too long while others wait, and shut down those whose notice has passed."""
         kernel_ids = self._kernels.list_kernel_ids()
-        leased = [(kernel_id, lease) for kernel_id in kernel_ids if (lease := self._lease(kernel_id))]
+        leased = [(kernel_id, lease) for kernel_id in kernel_ids if (lease := self._leased.lease(kernel_id))]
         try:
             limits, waiters = await asyncio.to_thread(lambda: (self._leases.limits(), self._unserved()))
         except RocmlabError as err:
@@ -89,17 +89,18 @@ class Holding:
         due = {kernel_id: lease for kernel_id, lease in leased if self._is_due(lease, limits, waiters)}
         for kernel_id in set(self._warned) - set(due):
             del self._warned[kernel_id]
-            if lease := self._lease(kernel_id):
+            if lease := self._leased.lease(kernel_id):
                 lease.describe(replace(lease.holder, ends=None))
-                self._tell(kernel_id, "no other user waits for this kernel's GPU any more: it stays")
+                self._leased.tell(kernel_id, "no other user waits for this kernel's GPU any more: it stays")
         has_ended = False
         for kernel_id, lease in due.items():
             if not has_ended and self._is_over(kernel_id, limits):
                 has_ended = True
-                self._tell(
+                self._leased.tell(
                     kernel_id, "it is shut down now: other users wait for its GPU; what it had in memory is lost"
                 )
-                await self._shut_down(kernel_id)
+                self._warned.pop(kernel_id, None)
+                await self._leased.shut_down(kernel_id)
             else:
                 self._remind(kernel_id, lease, limits)
 
@@ -136,7 +137,7 @@ class Holding:
             ends = datetime.fromtimestamp(self._now().timestamp() + limits.notice_seconds, timezone.utc)
             text = ends.isoformat(timespec="seconds").replace("+00:00", "Z")
             lease.describe(replace(lease.holder, ends=text))
-            self._tell(
+            self._leased.tell(
                 kernel_id,
                 f"other users wait for this kernel's GPU, which it has longer than {duration(limits.hold_seconds)} "
                 f"({limits.where(MAX_HOLD)}). Save what you need: in {duration(limits.notice_seconds)} it is shut down "
@@ -148,28 +149,9 @@ class Holding:
         if seconds >= limits.notice_seconds and is_busy and not found.is_in_grace:
             found.is_in_grace = True
             rest = duration(max(0.0, limits.notice_seconds + limits.grace_seconds - seconds))
-            self._tell(kernel_id, f"other users wait for its GPU: it is shut down when its cell ends, or in {rest}")
-
-    def _lease(self, kernel_id: str) -> Lease | None:
-        """Return the lease of a kernel; None if it has none, or is gone."""
-        if kernel_id not in self._kernels:
-            return None
-        provisioner = getattr(self._kernels.get_kernel(kernel_id), "provisioner", None)  # a gateway's has none
-        if not isinstance(provisioner, RocmlabProvisioner) or provisioner.owned is None:
-            return None
-        return provisioner.owned.lease
-
-    def _tell(self, kernel_id: str, what: str) -> None:
-        """Say it in the log and to every page that has the kernel open."""
-        self._log.warning("kernel %s: rocmlab: %s", kernel_id, what)
-        notices.tell(kernel_id, f"rocmlab: {what}")
-
-    async def _shut_down(self, kernel_id: str) -> None:
-        self._warned.pop(kernel_id, None)
-        try:
-            await asyncio.ensure_future(self._kernels.shutdown_kernel(kernel_id))
-        except Exception as err:
-            self._log.error("kernel %s could not be shut down: %s", kernel_id, err)
+            self._leased.tell(
+                kernel_id, f"other users wait for its GPU: it is shut down when its cell ends, or in {rest}"
+            )
 
 
 def _is_other(waiter: Holder, holder: Holder) -> bool:
