@@ -26,6 +26,7 @@ from rocmlab.simulation import write_host
 SOURCES = Path(__file__).parents[2] / "src"
 START_SECONDS = 300.0
 STORE_BYTES = 80_000_000
+AGENTS = ("agent", "agent over HTTP", "runtime environment agent")  # of ports.TABLE
 KEPT = ("PATH", "HOME", "LANG", "USER", "LOGNAME", "TMPDIR", "SSL_CERT_FILE")
 
 
@@ -66,10 +67,12 @@ class ClusterNode:
         return record.read(self.folder / "node.json")
 
     def wait(self) -> None:
-        """Wait until it is up."""
+        """Wait until it is up, and its agents listen, which need longer on a busy machine."""
         deadline = time.monotonic() + START_SECONDS
+        numbers = ports.numbers(self.port)
         while time.monotonic() < deadline and self.process.poll() is None:
-            if (found := self.record) and found.state == record.READY:
+            is_ready = (found := self.record) and found.state == record.READY
+            if is_ready and not any(_is_free(numbers[name].start) for name in AGENTS):
                 return
             time.sleep(0.1)
         raise RuntimeError(self.log.read_text(encoding="utf-8", errors="replace"))

@@ -14,7 +14,7 @@ import pytest
 
 from rocmlab.base import confidential
 from rocmlab.base.errors import RocmlabError
-from rocmlab.cluster.node import handshake, overview, ports, ray_node, record, token
+from rocmlab.cluster.node import handshake, overview, ports, ray_node, record, starter, token
 from rocmlab.cluster.node.handshake import Handshake
 from rocmlab.cluster.node.ray_node import Plan
 from rocmlab.cluster.node.record import Record
@@ -202,6 +202,43 @@ def test_what_starts_a_node_has_no_secret_and_serves_the_dashboard_on_the_loopba
     assert environment["RAY_AUTH_MODE"] == "token"
     assert "--dashboard-host=127.0.0.1" in words
     assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+PORTS = """
+import sys
+from types import SimpleNamespace
+from rocmlab.cluster.node import starter
+node = SimpleNamespace(node_id="ab" * 28, dashboard_agent_listen_port=7384, get_session_dir_path=lambda: sys.argv[1])
+starter.announcing(lambda node, *words, **more: print(*words, more))(node, "a", b=1)
+"""
+
+
+def test_a_raylet_need_not_wait_until_its_agents_are_up(tmp_path: Path) -> None:
+    """It waits 15 s at most for each port that it does not know, too short on a busy machine, and then it aborts."""
+    pytest.importorskip("ray")
+
+    printed = subprocess.check_output([sys.executable, "-c", PORTS, str(tmp_path)], text=True, timeout=120)
+
+    assert printed == "a {'b': 1}\n"
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {f"dashboard_agent_listen_port_{'ab' * 28}": "7384", f"metrics_export_port_{'ab' * 28}": "-1"}
+
+
+def test_a_raylet_that_has_died_is_not_waited_for() -> None:
+    """One that lives is asked for until it is known; the error names the log that says why."""
+    asked: list[str] = []
+
+    def ask(node: str) -> str:
+        asked.append(node)
+        if len(asked) < 3:
+            raise RuntimeError("not known yet")
+        return f"{node} is known"
+
+    assert starter.patient(ask, 60, has_died=lambda: False)("a") == "a is known"
+    asked.clear()
+    with pytest.raises(starter.RayletExited, match=r"raylet\.err"):
+        starter.patient(ask, 60, has_died=lambda: True)("a")
+    assert asked == ["a"]
 
 
 @pytest.mark.parametrize(

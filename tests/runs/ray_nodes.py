@@ -21,11 +21,12 @@ from rocmlab.simulation import write_host
 
 START_SECONDS = 180.0
 STORE_BYTES = 80_000_000
+AGENTS = ("dashboard-agent-grpc", "dashboard-agent-listen", "runtime-env-agent")
 
 
 @dataclass
 class RayNode:
-    """One node: `ray start --block` and what it has started."""
+    """One node: `ray start --block`, as rocmlab starts it, and what it has started."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -96,9 +97,11 @@ class RayNodes:
             **more,
         }
         resources = '{"cpu_place": 1' + (f', "gfx1100": {gpus}' if gpus else "") + "}"
-        words = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+        # By rocmlab's own starter: a raylet of Ray's alone aborts where a busy machine takes 15 s to start its agents.
+        words = [sys.executable, "-m", "rocmlab.cluster.node.starter", "start", "--block", "--disable-usage-stats"]
         words += ["--node-ip-address", "127.0.0.1", f"--num-gpus={gpus}", "--num-cpus=2", f"--resources={resources}"]
         words += [f"--object-store-memory={STORE_BYTES}", "--labels", f"hostname={name}"]
+        words += [f"--{each}-port={free_port()}" for each in AGENTS]
         if not self.nodes:
             self.port = free_port()
             words += ["--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={self.folder}/r"]

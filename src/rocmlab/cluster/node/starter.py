@@ -1,7 +1,8 @@
 """`ray`, as our node starts it: without Ray's client server, and patient on a busy machine.
 
-The client server listens for programs that need not be on a node; and Ray gives a node only half a minute to start. It
-is a program of its own, so that no other Ray is changed.
+The client server listens for programs that need not be on a node. Ray gives a node only half a minute to start, its
+raylet 15 s for its agents, and waits as long for a raylet that has died. It is a program of its own, so that no other
+Ray is changed.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-START_SECONDS = 120.0
+START_SECONDS = 240.0  # longer than the raylet waits for its agents (RAY_agent_register_timeout_ms)
+NOT_USED = -1  # what Ray's agent writes in place of a port that it does not open
 PR_SET_PDEATHSIG = 1  # Linux, sys/prctl.h
 
 
-def patient(ask: Callable[..., Any], limit_seconds: float) -> Callable[..., Any]:
-    """Return a function that retries until a timeout, as long as the node is not known yet."""
+class RayletExited(Exception):
+    """The process that would have made the node known has died: waiting for it is useless."""
+
+
+def patient(ask: Callable[..., Any], limit_seconds: float, has_died: Callable[[], bool]) -> Callable[..., Any]:
+    """Return a function that retries until a timeout, as long as the node is not known yet and may still be."""
 
     def wait(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         end = time.monotonic() + limit_seconds
@@ -29,9 +35,43 @@ def patient(ask: Callable[..., Any], limit_seconds: float) -> Callable[..., Any]
             except RuntimeError:
                 if time.monotonic() > end:
                     raise
+            if has_died():
+                raise RayletExited("the raylet has exited: raylet.err, one of the logs of this node, says why")
             time.sleep(0.2)
 
     return wait
+
+
+def raylet_has_died() -> bool:
+    """Return whether a raylet that this process started has exited; no one has waited for it."""
+    psutil: Any = importlib.import_module("psutil")  # Ray's own, once Ray is imported
+    children = psutil.Process().children()
+    return any(child.name() == "raylet" and child.status() == psutil.STATUS_ZOMBIE for child in children)
+
+
+def announce_ports(node: Any) -> None:  # noqa: ANN401
+    """Write where the agents of a node will listen, as they do themselves once they are up.
+
+    The raylet waits 15 s at most for each of these files, and then it aborts; a busy machine takes longer to start an
+    agent. The ports are known: one is an option of `ray start`, and metrics are off.
+    """
+    raylet: Any = importlib.import_module("ray._raylet")
+    known = {
+        raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME: node.dashboard_agent_listen_port,
+        raylet.METRICS_EXPORT_PORT_NAME: NOT_USED,
+    }
+    for name, port in known.items():
+        raylet.persist_port(node.get_session_dir_path(), node.node_id, name, port)
+
+
+def announcing(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of a node that writes the ports before it does what it did."""
+
+    def announce_and_start(node: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        announce_ports(node)
+        return start(node, *arguments, **named)
+
+    return announce_and_start
 
 
 def main() -> None:
@@ -47,8 +87,10 @@ def main() -> None:
         raise RuntimeError(
             "this version of Ray opens its client server, and rocmlab does not know how to keep it closed"
         )
+    nodes: Any = importlib.import_module("ray._private.node")
+    nodes.Node.start_raylet = announcing(nodes.Node.start_raylet)
     services: Any = importlib.import_module("ray._private.services")
-    services.get_node = patient(services.get_node, START_SECONDS)
+    services.get_node = patient(services.get_node, START_SECONDS, raylet_has_died)
     scripts.get_ray_client_dependency_error = lambda: ImportError("rocmlab does not use it")
     sys.argv[0] = "ray"
     scripts.main()
