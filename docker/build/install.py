@@ -224,7 +224,8 @@ def joined(added: Mapping[str, list[str]], environment: Mapping[str, str]) -> di
 def by_hashes(arguments: list[str]) -> list[str]:
     """Return the arguments with a lock in place of the packages that it has in these versions, if there is one.
 
-    `torch==2.13.0` means the lock's `torch==2.13.0+rocm7.2` as well: an index has one build.
+    `torch==2.13.0` means the lock's `torch==2.13.0+rocm7.2` as well: an index has one build. A build that is named,
+    as in `torch==2.13.0+own`, is that one alone.
     """
     if HASHES not in arguments:
         return arguments
@@ -236,9 +237,7 @@ def by_hashes(arguments: list[str]) -> list[str]:
     for lock in sorted(glob.glob(arguments[start + 1])):
         with open(lock, encoding="utf-8") as file:
             found = dict(PINNED.findall(file.read()))
-        if pins and all(
-            each and found.get(each[1], "").partition("+")[0] == each[2].partition("+")[0] for each in pins
-        ):
+        if pins and all(each and each[2] in _names_of(found.get(each[1], "")) for each in pins):
             sys.stderr.write(f"{' '.join(wanted)}: by the hashes of {os.path.basename(lock)}\n")
             return [each for each in rest if each not in wanted] + [
                 "--no-deps",
@@ -247,6 +246,11 @@ def by_hashes(arguments: list[str]) -> list[str]:
                 lock,
             ]
     return rest
+
+
+def _names_of(version: str) -> tuple[str, str]:
+    """Return what may name a version: itself, and the same without its build."""
+    return version, version.partition("+")[0]
 
 
 def effective(arguments: list[str]) -> dict[str, str]:

@@ -486,7 +486,7 @@ class TestInstaller:
         assert without.returncode == 0, without.stderr
 
     def test_the_hashes_of_another_version_do_not_count(self, install: ModuleType, tmp_path: Path) -> None:
-        """Nor those of a lock that lacks one of the packages; an option's value is no package."""
+        """Nor those of a lock that lacks one of the packages, or of another build; an option's value is no package."""
         lock = tmp_path / "jax-rocm7.txt"
         lock.write_text(
             "jax-rocm7-pjrt==0.10.2 \\\n    --hash=sha256:0\njax-rocm7-plugin==0.10.2 \\\n    --hash=sha256:1\n"
@@ -497,5 +497,6 @@ class TestInstaller:
 
         assert install.by_hashes(["--constraint", "c.txt", *hashes, *both]) == ["--constraint", "c.txt", *used]
         assert install.by_hashes([*hashes, *one]) == used
-        for other in (["jax-rocm7-plugin==0.10.3"], ["jax-rocm7-plugin"], [*one, "other==1"], []):
+        own_build = ["jax-rocm7-plugin==0.10.2+own"]
+        for other in (["jax-rocm7-plugin==0.10.3"], own_build, ["jax-rocm7-plugin"], [*one, "other==1"], []):
             assert install.by_hashes([*hashes, *other]) == other
