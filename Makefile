@@ -110,9 +110,11 @@ test-fast: .venv-test/ready ## Run those that start no kernel, server or lab (a 
 	@scripts/test --fast .venv-test/bin/python $(TESTS)
 test-hermetic: .venv-test/ready ## Run those that need no container, browser, Ray or framework (10 minutes)
 	@scripts/test --hermetic .venv-test/bin/python $(TESTS)
-test-long: .venv-test/ready ## Run what tests by chance at its full number, before a release
-	@CHAOS_KILLS=240 BROKEN_TREES=10000 LEASE_KILLS=200 scripts/test --hermetic .venv-test/bin/python \
-	  tests/runs/test_runner_chaos.py tests/devices/test_broken_trees.py tests/kernels/test_host_leases.py -n 0 -rP
+test-long: .venv-test/ready ## Run variants, and what tests by chance at its full number, before a release
+	@scripts/test --long .venv-test/bin/python $(TESTS)
+	@CHAOS_KILLS=240 BROKEN_TREES=10000 LEASE_KILLS=200 LEASE_STEPS=50000 RUN_FOLDERS=50 scripts/test --hermetic .venv-test/bin/python \
+	  tests/runs/test_runner_chaos.py tests/devices/test_broken_trees.py tests/kernels/test_host_leases.py \
+	  tests/runs/test_runner_leases.py tests/runs/test_runner_untrusted.py -n 0 -rP
 	@RANDOM_MASKS=20000 scripts/test .venv-test/bin/python tests/oracle/test_oracle_masks.py
 test-rocm: .venv-test/ready ## Build on AMD's real TensorFlow (3 GB) and run it on SIMULATED GPUs (root, Docker)
 	@PYTHONPATH=src .venv-test/bin/python -m pytest -p no:random_order -v --durations 10 -m rocm tests/container/test_rocm_tensorflow.py

@@ -59,11 +59,11 @@ def wheels(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=["uv", "pip"])
+@pytest.fixture(params=["uv", pytest.param("pip", marks=pytest.mark.long)])
 def place(
     request: pytest.FixtureRequest, tmp_path: Path, lab_python: str, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Place:
-    """Where packages go; uv installs them, and in another run pip. No index and no setting of the machine counts."""
+    """Where packages go; uv installs them, in `make test-long` pip as well. No setting of the machine counts."""
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     values = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from wheel_files import wheel
 
 from rocmlab.lab import kernels
@@ -16,6 +17,7 @@ from rocmlab.packages.overlays import Place
 
 SOURCE = Path(overlays.__file__).parents[2]
 Add = Callable[..., Outcome]
+by_uv_and_pip = pytest.mark.parametrize("place", ["uv", "pip"], indirect=True)  # where they could differ
 
 
 def offer(folder: Path, name: str, version: str, requires: Sequence[str] = (), text: str = "") -> Path:

@@ -82,7 +82,7 @@ def overlays_of(place: Place) -> list[str]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a file system that is full")
-@pytest.mark.parametrize("free_kib", [0, 40, 120, 300, 600])
+@pytest.mark.parametrize("free_kib", [0, *(pytest.param(each, marks=pytest.mark.long) for each in (40, 300)), 120, 600])
 def test_a_full_disk_is_an_error_that_changes_nothing(
     place: Place, add: Add, tmp_path: Path, wheels: Path, free_kib: int
 ) -> None:

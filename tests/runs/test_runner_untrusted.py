@@ -39,6 +39,7 @@ from rocmlab.runs.spec import grid
 from rocmlab.runs.spec.preflight import jobs_of
 from rocmlab.stack.runs_under_way import under_way
 
+FOLDERS = int(os.environ.get("RUN_FOLDERS", "8"))  # that are damaged by chance; `make test-long` takes 50
 NAMES = [
     "../../../../t/escaped",
     "/tmp/escaped",
@@ -504,7 +505,7 @@ def _fuzzed(original: Path, tmp: Path, file: str, change: Callable[[Path], None]
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["journal.jsonl", "results.json"])
 @given(data=st.data())
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=FOLDERS, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_value_of_a_run_folder_may_be_anything(
     file: str, original: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -535,7 +536,7 @@ def test_any_value_of_a_run_folder_may_be_anything(
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["journal.jsonl", "results.json"])
 @given(at=st.floats(0, 1), junk=st.binary(max_size=12), drop=st.integers(0, 40))
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=FOLDERS, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_byte_of_a_run_folder_may_be_anything(
     file: str, original: Path, tmp_path_factory: pytest.TempPathFactory, at: float, junk: bytes, drop: int
 ) -> None:
