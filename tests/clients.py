@@ -53,7 +53,7 @@ class Server:
         headers = {"Authorization": f"token {token}"} if token else {}
         request = urllib.request.Request(f"http://{self.address}{path}", data=data, method=method, headers=headers)
         try:
-            with OPENER.open(request, timeout=20) as answer:
+            with OPENER.open(request, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as err:
             with err:

@@ -53,7 +53,7 @@ class Demo:
 
     def ask(self, path: str) -> Any:
         """Ask its server."""
-        return clients.ask(self.port, self.token, path, timeout_seconds=20)[1]
+        return clients.ask(self.port, self.token, path, timeout_seconds=60)[1]
 
     def smi(self) -> dict[str, Any]:
         """Run the command that it prints, for JSON."""

@@ -52,7 +52,7 @@ def _is_free(number: int) -> bool:
     return True
 
 
-@dataclass
+@dataclass(eq=False)
 class ClusterNode:
     """One node: `rocmlab cluster node` and all it has started."""
 

@@ -87,7 +87,7 @@ class Container:
         """Wait for the container's end and return its exit code."""
         return int(docker("wait", self.id))
 
-    def wait_for_server(self, timeout_seconds: float = 20) -> Container:
+    def wait_for_server(self, timeout_seconds: float = 120) -> Container:
         """Wait until /api answers."""
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
@@ -98,7 +98,7 @@ class Container:
             time.sleep(0.05)
         raise TimeoutError(f"no answer within {timeout_seconds} s\n{self.logs()}")
 
-    def wait_for_health(self, timeout_seconds: float = 20) -> str:
+    def wait_for_health(self, timeout_seconds: float = 120) -> str:
         """Wait until the first verdict of the health check."""
         deadline = time.monotonic() + timeout_seconds
         while (status := self.inspect("{{.State.Health.Status}}")) == "starting" and time.monotonic() < deadline:

@@ -30,7 +30,7 @@ def demo(docker_lab: Clone, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def in_the_panel(demo: Demo) -> list[dict[str, Any]]:
     """Return the processes of the panel's next sample."""
     address = f"http://127.0.0.1:{demo.port}/rocmlab/api/stream?token={demo.token}"
-    with server.OPENER.open(address, timeout=20) as stream:
+    with server.OPENER.open(address, timeout=60) as stream:
         for line in itertools.islice(stream, 200):  # it never ends
             found = json.loads(line[6:]) if line.startswith(b"data: {") else {}
             if found.get("processes") is not None:

@@ -80,7 +80,7 @@ def test_a_disk_with_little_room_is_reported_and_no_run_starts(docker_lab: Clone
     warned = docker_lab.make("up", MIN_FREE_DISK_GB="1000000").stdout
     status = docker_lab.make("status").stdout
     run = docker_lab.make("run-notebooks", NOTEBOOKS="00_hello_gpu", succeeds=False)
-    shown = clients.ask(docker_lab.port, docker_lab.env["JUPYTER_TOKEN"], "/rocmlab/api/devices", timeout_seconds=20)[1]
+    shown = clients.ask(docker_lab.port, docker_lab.env["JUPYTER_TOKEN"], "/rocmlab/api/devices", timeout_seconds=60)[1]
     docker_lab.make("up", MIN_FREE_DISK_GB="5")
 
     assert "WARNING: the disk of" in warned

@@ -72,7 +72,7 @@ class TestUp:
         assert "backend cpu, runtime docker (no GPU found, Docker engine" in first_up
         assert "devices   CPU" in first_up
         assert f"Docker volume {lab.env['COMPOSE_PROJECT_NAME']}_share" in first_up
-        with server.OPENER.open(url, timeout=10) as answer:
+        with server.OPENER.open(url, timeout=60) as answer:
             assert answer.status == 200
         assert clients.ask(lab.port, "wrong", "/api/status")[0] == 403
 

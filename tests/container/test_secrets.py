@@ -48,7 +48,7 @@ def leaks(text: str, secrets: dict[str, str]) -> list[str]:
 
 def status(port: int, host: str, path: str, token: str = "") -> int:
     """Return the status of a request with this `Host` header."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as channel:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as channel:
         authorization = f"Authorization: Bearer {token}\r\n" if token else ""
         channel.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{authorization}Connection: close\r\n\r\n".encode())
         return int(channel.makefile("rb").readline().split()[1])

@@ -65,7 +65,7 @@ def test_a_lab_is_started_when_its_user_listens(folder: Path, monkeypatch: pytes
         assert fields["Uid"] == ["65534"] * 4
         assert "0" not in (*fields["Gid"], *fields["Groups"])
         assert fields["Umask"] == ["0077"]
-        socket.create_connection((address, port), timeout=10).close()
+        socket.create_connection((address, port), timeout=60).close()
     finally:
         end(lab)
 

@@ -45,7 +45,7 @@ def test_notebooks_are_on_the_gpus(demo: Demo) -> None:
 def test_the_panel_is_there(demo: Demo) -> None:
     """Alone, and in JupyterLab."""
     address = f"http://127.0.0.1:{demo.port}/rocmlab/?token={demo.token}"
-    with server.OPENER.open(address, timeout=20) as answer:
+    with server.OPENER.open(address, timeout=60) as answer:
         page = answer.read().decode()
     labextensions = subprocess.run(
         [str(demo.folder / ".venv/bin/jupyter"), "labextension", "list"], capture_output=True, text=True, check=True

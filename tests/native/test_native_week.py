@@ -39,7 +39,7 @@ class Week:
     def ask(self, path: str, method: str = "GET", body: object = None) -> tuple[int, Any]:
         """Make a request as the browser does."""
         token = self.lab.env["JUPYTER_TOKEN"]
-        return clients.ask(self.lab.port, token, path, method=method, body=body, timeout_seconds=20)
+        return clients.ask(self.lab.port, token, path, method=method, body=body, timeout_seconds=60)
 
     def save(self, path: str, content: str) -> bool:
         """Save a text file through the browser's interface; what it accepts must never be lost."""

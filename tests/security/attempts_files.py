@@ -217,7 +217,7 @@ def _holds(text: str, value: str) -> str | None:
 def _terminal(target: Target) -> str:
     """Return what `env` prints in a terminal of JupyterLab."""
     url = f"ws://{target.address}/terminals/websocket/{target.terminal}?token={target.token}"
-    channel = websocket.create_connection(url, timeout=20)
+    channel = websocket.create_connection(url, timeout=60)
     try:
         channel.send(json.dumps(["stdin", "env; echo end-$((6*7))\r"]))
         text = ""

@@ -175,7 +175,7 @@ def _log_now(target: Target) -> str:
     """Return the log when it has all that was sent; a request is answered before it is logged."""
     path = f"/api/{canary()}"
     target.site.send(path)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while path not in (text := target.log()) and time.monotonic() < deadline:
         time.sleep(0.05)
     return text

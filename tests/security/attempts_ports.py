@@ -72,7 +72,7 @@ class Recorder:
                 extra_groups=[],
                 cwd="/",
             )
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while "listening" not in log.read_text(encoding="utf-8"):
             assert time.monotonic() < deadline, log.read_text(encoding="utf-8")
             assert self.process.poll() is None, log.read_text(encoding="utf-8")

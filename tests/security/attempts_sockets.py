@@ -78,7 +78,7 @@ def _published(target: Target, port: int) -> str | None:
     """
     word = canary()
     url = f"ws://{target.address}/api/kernels/{target.kernel}/channels?token={target.token}"
-    channel = websocket.create_connection(url, timeout=20)
+    channel = websocket.create_connection(url, timeout=60)
     channel.settimeout(0.5)
     try:
         strangers.act([("zmtp", f"127.0.0.1:{port} {word}")])
