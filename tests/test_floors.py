@@ -31,7 +31,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "stack": {"base", "cluster", "devices", "packages"},
     "backup": {"base", "packages", "stack"},
     "doctor": {"base", "cluster", "devices", "packages", "stack"},
-    "hub": {"base", "devices", "kernels", "stack"},
+    "hub": {"base", "devices", "kernels", "stack", "telemetry"},
     "lab": {"base", "devices", "doctor", "kernels", "notebook", "packages", "telemetry"},
 }
 # Imports that the table does not allow: (module, package), and why they are needed.

@@ -15,6 +15,7 @@ import requests
 from clones import free_port
 from kernel_hosts import REPOSITORY, register
 
+from rocmlab.base.errors import RocmlabError as RocmlabError
 from rocmlab.devices import discover
 from rocmlab.hub import environment as hub_environment
 from rocmlab.hub.configuration import Configuration

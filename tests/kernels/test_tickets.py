@@ -250,6 +250,29 @@ def test_a_user_has_no_more_gpus_than_the_host_allows_and_is_in_no_ones_way(host
         limited.pick(GPUS, 3, ME)
 
 
+def test_a_drained_host_gives_no_gpu_and_its_leases_stay(host: Leases, tmp_path: Path) -> None:
+    """The reason and the file are named; a lab that has leased its GPUs as a whole still shares them out."""
+    reason = "an administrator drains this machine: new disk (/etc/rocmlab/drained)"
+    drained = Leases(host.folder, limits=lambda: HostLimits(drained="new disk"))
+    held = host.pick(GPUS, 1, ME)
+
+    assert drained.pick(GPUS, 1, ME) is None
+    assert drained.why_not_more(1) == reason
+    assert drained.why_not_more(0) is None
+    assert len(drained.held(GPUS)) == 1
+    with closing(drained.join(GPUS, 1, ME)) as ticket:
+        drained.renew(ticket, GPUS, 1)
+        assert not host.waiting()[0].is_at_limit
+    file = tmp_path / "root/etc/rocmlab/drained"
+    file.parent.mkdir(parents=True)
+    file.write_text("new disk\n\x1b[31m")
+    assert Leases.of_host({}, root=tmp_path / "root").left() == 0
+    assert Leases.of_host({}, root=tmp_path / "root").limits().drained == "new disk  [31m"
+    assert Leases.of_host({"ROCMLAB_LAB_LEASES": str(tmp_path)}, root=tmp_path / "root").left() is None
+    assert held is not None
+    held.release()
+
+
 def test_on_a_full_disk_no_one_exceeds_the_limit(host: Leases) -> None:
     """A lease that no note shows could not be counted: on a host with a limit it is an error, and nothing is held."""
     limited = Leases(host.folder, limits=lambda: HostLimits(gpus_per_user=1))

@@ -2,6 +2,7 @@
 
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, IThemeManager, WidgetTracker } from '@jupyterlab/apputils';
+import { PageConfig } from '@jupyterlab/coreutils';
 import { IDocumentManager } from '@jupyterlab/docmanager';
 import { ILauncher } from '@jupyterlab/launcher';
 import { INotebookTracker } from '@jupyterlab/notebook';
@@ -15,6 +16,7 @@ import { Store } from '../store';
 import { FinishedCells } from './finished';
 import { LabHost } from './host';
 import { gpuIcon } from './icon';
+import { HubNotices } from './notices';
 import { Follower } from './outputs';
 import { StatusItem } from './status';
 
@@ -161,4 +163,15 @@ const finished: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [plugin, outputs, finished];
+const notices: JupyterFrontEndPlugin<void> = {
+  id: 'rocmlab-panel:notices',
+  description: 'Shows what an administrator of JupyterHub tells all users.',
+  autoStart: true,
+  activate: (app: JupyterFrontEnd): void => {
+    if (PageConfig.getOption('hubPrefix') !== '') {
+      void app.restored.then(() => new HubNotices(new LabHost(app)));
+    }
+  }
+};
+
+export default [plugin, outputs, finished, notices];

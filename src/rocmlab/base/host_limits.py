@@ -2,6 +2,8 @@
 
 Its lines are `NAME=value`; a line that begins with `#`, and an empty one, mean nothing. No environment variable names
 another file. A simulated host (`ROCMLAB_ROOT`) has its own below its root. Containers see the folder read-only.
+
+A host with the file `drained` next to it gives no new lease of a GPU; those that are held stay (`rocmlab hub drain`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from rocmlab.base.errors import RocmlabError
 
 FOLDER = "/etc/rocmlab"
 FILE = "limits"
+DRAINED = "drained"  # its content is shown as the reason
 MAX_GPUS, MAX_HOLD, NOTICE, GRACE = (
     "MAX_GPUS_PER_USER",
     "MAX_HOLD_SECONDS_WHILE_OTHERS_WAIT",
@@ -27,6 +30,7 @@ MEANINGS = {  # by name: what it is, and its smallest value
     GRACE: ("number of seconds", 0),
 }
 MAX_BYTES = 65536
+MAX_REASON = 200  # characters
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class HostLimits:
     notice_seconds: int = 600  # between the warning and the end of an idle kernel
     grace_seconds: int = 3600  # for which a cell may continue to run after that
     path: Path = Path(FOLDER, FILE)
+    drained: str | None = None  # the reason for which no GPU is leased anew, which may be empty; None: they are
 
     def as_dict(self) -> dict[str, int | None]:
         """Return the limits by their names in the file; None is no limit."""
@@ -48,6 +53,13 @@ class HostLimits:
         """Return which line sets a limit, for messages."""
         return f"{name} in {self.path}"
 
+    def why_drained(self) -> str | None:
+        """Return why no GPU is leased anew, for messages; None: they are."""
+        if self.drained is None:
+            return None
+        reason = f": {self.drained}" if self.drained else ""
+        return f"an administrator drains this machine{reason} ({self.path.with_name(DRAINED)})"
+
 
 def path(root: Path = Path("/")) -> Path:
     """Return the file of this host, or of a simulated one.
@@ -56,6 +68,13 @@ def path(root: Path = Path("/")) -> Path:
     """
     where = Path("/") if os.path.realpath(root) == "/" else root
     return where / FOLDER.lstrip("/") / FILE
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder, which every user may read, where it is missing; raise OSError if that is not possible."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
 
 
 def read(root: Path = Path("/")) -> HostLimits:
@@ -69,7 +88,7 @@ def read(root: Path = Path("/")) -> HostLimits:
         with file.open(encoding="utf-8") as opened:
             lines = opened.read(MAX_BYTES).splitlines()
     except (FileNotFoundError, NotADirectoryError):
-        return HostLimits(path=file)
+        return HostLimits(path=file, drained=read_drained(file.with_name(DRAINED)))
     except (OSError, UnicodeDecodeError) as err:
         why = (err.strerror or str(err)) if isinstance(err, OSError) else "it is not UTF-8 text"
         raise RocmlabError(
@@ -89,7 +108,20 @@ def read(root: Path = Path("/")) -> HostLimits:
         values.get(NOTICE, HostLimits.notice_seconds),
         values.get(GRACE, HostLimits.grace_seconds),
         file,
+        read_drained(file.with_name(DRAINED)),
     )
+
+
+def read_drained(file: Path) -> str | None:
+    """Return the reason that the file has, in one line; None where there is no such file."""
+    try:
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            text = opened.read(MAX_REASON)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as err:
+        return err.strerror or str(err)
+    return "".join(sign if sign.isprintable() else " " for sign in text).strip()
 
 
 def _parsed(text: str, where: str) -> tuple[str, int]:

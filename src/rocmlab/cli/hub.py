@@ -9,13 +9,14 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from rocmlab.base import extras
+from rocmlab.base import extras, formatting, safe
 from rocmlab.base.arguments import add_command
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import stopping, up
 from rocmlab.cli.main import command_parser
-from rocmlab.hub import configuration, service
+from rocmlab.hub import choices, commands, configuration, service
 from rocmlab.hub.environment import HubEnvironment
 from rocmlab.hub.service import Hub
 from rocmlab.stack import project as projects
@@ -25,7 +26,11 @@ from rocmlab.stack.native import NativeLab
 
 COMMANDS = {
     "up": "start the hub, and print its address",
-    "status": "show whether it runs, and whose labs do",
+    "status": "show whether it runs, all labs, GPUs and who waits, and what each user has taken",
+    "message": "tell all users something, in JupyterLab and on the hub's pages",
+    "stop": "stop the lab of a user, and its kernels",
+    "drain": "start no lab and give no new GPU; users are told, and what runs continues",
+    "undrain": "start labs and give GPUs again",
     "down": "stop the hub; the users' labs run on",
 }
 LABS = (
@@ -43,7 +48,9 @@ def main(command: str, arguments: Sequence[str]) -> int:
     if chosen.what == "up":
         return _up(stopping.consent(chosen))
     hub = Hub(configured.load(projects.find(), {}))
-    return _status(hub, is_json=chosen.json) if chosen.what == "status" else _down(hub)
+    if chosen.what == "status":
+        return _status(hub, is_json=chosen.json)
+    return _down(hub) if chosen.what == "down" else _act(hub, chosen)
 
 
 def build_parser(command: str) -> argparse.ArgumentParser:
@@ -53,6 +60,9 @@ def build_parser(command: str) -> argparse.ArgumentParser:
     added = {word: add_command(commands, word, text) for word, text in COMMANDS.items()}
     stopping.add_options(added["up"])
     added["status"].add_argument("--json", action="store_true", help="print everything known, as JSON")
+    added["message"].add_argument("text", nargs="?", default="", help="plain text; without it the message is withdrawn")
+    added["stop"].add_argument("user", help="whose lab")
+    added["drain"].add_argument("text", nargs="?", default="", metavar="reason", help="which users see")
     return parser
 
 
@@ -100,14 +110,63 @@ def labs(hub: Hub) -> list[dict[str, str]]:
 
 def _status(hub: Hub, *, is_json: bool) -> int:
     known = hub.known()
-    is_running, found = hub.is_running(), labs(hub) if known else []
     url = service.local_url(known) if known else None
-    if is_json:
-        print(json.dumps({"running": is_running, "url": url, "labs": found}, indent=1))
+    if known is None or not hub.is_running():
+        found = labs(hub) if known else []
+        if is_json:
+            print(json.dumps({"running": False, "url": url, "labs": found}, indent=1))
+            return 0
+        print("JupyterHub is not running: make hub-up")
+        for each in found:
+            print(f"  lab of {each['user']}, since {each['since'][:19]} UTC")
         return 0
-    print(f"JupyterHub is running: {url}" if is_running else "JupyterHub is not running: make hub-up")
-    for each in found:
-        print(f"  lab of {each['user']}, since {each['since'][:19]} UTC")
+    seen = commands.ask(known, "GET", "labs")
+    if is_json:
+        print(json.dumps({"running": True, "url": url, **seen}, indent=1))
+        return 0
+    print("\n".join([f"JupyterHub is running: {url}", *_seen(seen)]))
+    return 0
+
+
+def _seen(seen: dict[str, Any]) -> list[str]:
+    """Return for a terminal what the hub answers."""
+    lines = []
+    if drain := seen["drain"]:
+        lines.append(f"drained by {drain['by']}, {drain['since'] or 'since an unknown time'}: {drain['text'] or '–'}")
+    if message := seen["message"]:
+        lines.append(f"message of {message['by']}, {message['since']}: {message['text']}")
+    lines += ["", "labs" if seen["labs"] else "no lab runs"]
+    gpus = {choices.CPU: "no GPU", choices.PER_KERNEL: "GPUs per kernel", None: "GPUs unknown"}
+    for lab in seen["labs"]:
+        chosen = gpus.get(lab["choice"]) or formatting.plural(int(lab["choice"]), "GPU")
+        lines.append(f"  {lab['user']}: {lab['state']}, {chosen}, since {lab['since'] or 'an unknown time'}")
+    lines += ["", "GPUs"] if seen["gpus"] else []
+    for gpu in seen["gpus"]:
+        who = f"leased to {gpu['lease']}" if gpu["lease"] else "free"
+        lines.append(f"  {gpu['name']}{' (SIMULATED)' * gpu['simulated']}: {who}")
+    lines += ["", "waiting, in this order", *(f"  {line}" for line in seen["waiting"])] if seen["waiting"] else []
+    since = seen["counted_since"]
+    lines += ["", f"GPU hours and energy since {since}"] if since and seen["users"] else []
+    for user in seen["users"] if since else ():
+        energy = formatting.energy(user["energy_joules"]) or "energy unknown"
+        least = "at least " * (user["energy_joules"] is not None and not user["is_energy_whole"])
+        lines.append(f"  {user['name']}: {user['gpu_hours']:.2f} h, {least}{energy}, {user['gpus']} GPUs now")
+    return [safe.printable(line) for line in lines]
+
+
+def _act(hub: Hub, chosen: argparse.Namespace) -> int:
+    known = hub.known()
+    if known is None or not hub.is_running():
+        raise RocmlabError("JupyterHub is not running", "it does this, and tells its users", "make hub-up")
+    given = {name: value for name, value in vars(chosen).items() if name in ("text", "user")}
+    note = commands.ask(known, "POST", chosen.what, given)["note"]
+    done = {
+        "message": "users are told" if chosen.what == "message" and chosen.text else "the message is withdrawn",
+        "stop": f"the lab of {given.get('user')} is stopped",
+        "drain": "this machine is drained: no lab is started, no GPU is leased; what runs continues",
+        "undrain": "labs are started again, and GPUs leased",
+    }
+    up.say(note or done[chosen.what])
     return 0
 
 

@@ -178,7 +178,8 @@ def _limit_lines(limits: HostLimits) -> list[str]:
             limits.hold_seconds
         ),
     }
-    return [f"{text} ({limits.path})" for text, value in found.items() if value is not None]
+    drained = [f"no GPU is leased now: {why}"] if (why := limits.why_drained()) else []
+    return drained + [f"{text} ({limits.path})" for text, value in found.items() if value is not None]
 
 
 def _lines(states: Sequence[State]) -> list[str]:

@@ -29,7 +29,9 @@ def configure(c: Any, found: Configuration, state: Path) -> None:  # noqa: ANN40
         import nativeauthenticator
 
         c.JupyterHub.authenticator_class = approving(setup_password(state))
-        c.JupyterHub.template_paths = [str(Path(nativeauthenticator.__file__).parent / "templates")]
+        # After our own, so that its page.html is not used: ours has its links as well.
+        c.JupyterHub.template_paths.append(str(Path(nativeauthenticator.__file__).parent / "templates"))
+        c.JupyterHub.template_vars["has_sign_up"] = True
         c.NativeAuthenticator.open_signup = False
         c.NativeAuthenticator.allowed_failed_logins = 10
         c.NativeAuthenticator.seconds_before_next_try = 300

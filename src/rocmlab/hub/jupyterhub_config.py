@@ -4,10 +4,11 @@ import os
 import sys
 from pathlib import Path
 
-from rocmlab.hub import handlers, spawners
+from rocmlab.hub import administration, commands, handlers, spawners
 from rocmlab.hub.authenticators import configure as configure_authenticator
 from rocmlab.hub.configuration import Configuration
 from rocmlab.hub.devices import devices_of
+from rocmlab.hub.notices import Notices
 from rocmlab.hub.queue import Queue
 from rocmlab.hub.uids import Uids
 from rocmlab.kernels.leases import Leases
@@ -27,17 +28,22 @@ c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{found.proxy_port}"
 c.ConfigurableHTTPProxy.pid_file = str(state / "proxy.pid")
 c.JupyterHub.db_url = f"sqlite:///{state / 'jupyterhub.sqlite'}"
 c.JupyterHub.cookie_secret_file = str(state / "cookie-secret")
-c.JupyterHub.template_vars = {"announcement": "SIMULATED GPUs: the CPU computes"} if found.root != "/" else {}
+notices = Notices(state, Path(found.root))
+c.JupyterHub.template_paths = [str(Path(handlers.__file__).parent / "templates")]
+c.JupyterHub.template_vars = {"notices": lambda user: notices.shown() if user else []}
+if found.root != "/":
+    c.JupyterHub.template_vars["announcement"] = "SIMULATED GPUs: the CPU computes"
 # Labs run on when the hub ends, for whatever reason; the next one finds them again.
 c.JupyterHub.cleanup_servers = False
 c.JupyterHub.concurrent_spawn_limit = 0  # those who wait for GPUs are being started all the time
 c.JupyterHub.active_server_limit = 0
-c.JupyterHub.extra_handlers = handlers.ROUTES
+c.JupyterHub.extra_handlers = [*handlers.ROUTES, *administration.ROUTES]
 c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 3}
 
 queue = Queue(Leases(Path(found.leases)), lambda: devices_of(found))
 spawners.WithGpus.settings_of_hub = found
 spawners.WithGpus.gpu_queue = queue
+spawners.WithGpus.notices = notices
 spawners.ContainerSpawner.uids = Uids(state / "uids.json", has_accounts=found.access.authenticator == "pam")
 c.Spawner.options_form = spawners.options_form
 c.Spawner.options_from_form = spawners.options_from_form  # DockerSpawner's own takes an image alone
@@ -64,14 +70,22 @@ else:
 
 configure_authenticator(c, found, state)
 
-c.JupyterHub.services, c.JupyterHub.load_roles = [], []
+# `rocmlab hub status`, `message`, `drain` and `stop` are this service; its token is in a file of the hub's.
+command_scopes = ["admin-ui", "admin:servers", "list:users"]
+c.JupyterHub.services = [{"name": commands.SERVICE, "api_token": commands.token(state)}]
+c.JupyterHub.load_roles = [{"name": commands.SERVICE, "scopes": command_scopes, "services": [commands.SERVICE]}]
+if queue.devices():
+    counts = {"PYTHONPATH": os.environ["PYTHONPATH"], "ROCMLAB_HUB_FILE": os.environ["ROCMLAB_HUB_FILE"]}
+    counts |= {name: os.environ[name] for name in ("ROCMLAB_ROOT",) if name in os.environ}
+    command = [sys.executable, "-P", "-m", "rocmlab.hub.usage"]
+    c.JupyterHub.services.append({"name": "rocmlab-usage", "command": command, "environment": counts})
 if found.limits.idle_seconds:
     idle = str(found.limits.idle_seconds)
     every = str(max(5, min(300, found.limits.idle_seconds // 4)))
     command = [sys.executable, "-P", "-m", "jupyterhub_idle_culler", f"--timeout={idle}", f"--cull-every={every}"]
-    c.JupyterHub.services = [{"name": "idle-culler", "command": command}]
+    c.JupyterHub.services.append({"name": "idle-culler", "command": command})
     scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
-    c.JupyterHub.load_roles = [{"name": "idle-culler", "scopes": scopes, "services": ["idle-culler"]}]
+    c.JupyterHub.load_roles.append({"name": "idle-culler", "scopes": scopes, "services": ["idle-culler"]})
 
 if found.extra:
     load_subconfig(found.extra)  # noqa: F821  # traitlets defines it

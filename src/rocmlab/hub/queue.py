@@ -16,7 +16,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
 from rocmlab.kernels.holders import Holder
 from rocmlab.kernels.leases import Leases, key
-from rocmlab.kernels.tickets import Ticket
+from rocmlab.kernels.tickets import Ticket, Waiter
 
 LOOK_SECONDS = 1.0
 WHAT = "a lab of the hub"  # in place of a notebook, where others see who waits
@@ -59,14 +59,22 @@ class Queue:
             raise RocmlabError(f"{count} GPUs cannot be given", f"this machine has {len(devices)}", "choose fewer")
         return Place(user, count, self._leases.join(devices, count, replace(Holder.here(WHAT), owner=user)))
 
-    async def wait(self, place: Place, limit_seconds: float) -> list[Device]:
+    async def wait(
+        self, place: Place, limit_seconds: float, check: Callable[[], None] = lambda: None
+    ) -> list[Device]:
         """Wait until its GPUs are free, and return them; the place keeps them until it is closed.
+
+        Args:
+            place: of the lab.
+            limit_seconds: how long it waits.
+            check: raises RocmlabError once no lab is started any more.
 
         Raises:
             RocmlabError: they are not free in time, or the user has given up.
         """
         deadline = time.monotonic() + limit_seconds
         while True:
+            check()
             found = await asyncio.to_thread(self._look, place)
             if place.is_cancelled:
                 raise RocmlabError("the start was cancelled", f"{place.user} no longer waits", "start the lab again")
@@ -87,6 +95,10 @@ class Queue:
         self._leases.renew(place.ticket, devices, place.count)
         taken, kept = self._leases.held(devices), self._leases.kept(place.ticket)
         return [device for device in devices if device not in taken and key(device) not in kept]
+
+    def waiting(self) -> list[Waiter]:
+        """Return who waits for GPUs of this host, of the hub or not, in the order in which they are served."""
+        return self._leases.waiting()
 
     def ahead(self, place: Place) -> int:
         """Return how many wait longer."""

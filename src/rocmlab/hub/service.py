@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import rocmlab
-from rocmlab.base import addresses, identity, lease_folder, live
+from rocmlab.base import addresses, host_limits, identity, lease_folder, live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.identity import Process
 from rocmlab.hub import configuration
@@ -151,6 +151,9 @@ class Hub:
             say("restarting the hub; labs run on")
             self.stop(say)
         lease_folder.ensure(Path(found.leases))
+        if found.runtime == "docker" and found.root == "/":
+            with suppress(OSError):  # only root may; containers see what is written there later
+                host_limits.make_folder(host_limits.path().parent)
         found.write()
         kept = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "DOCKER_HOST", "DOCKER_CONFIG", "XDG_RUNTIME_DIR")
         env = {name: os.environ[name] for name in kept if name in os.environ}

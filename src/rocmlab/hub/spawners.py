@@ -26,13 +26,14 @@ from dockerspawner import DockerSpawner
 from jupyterhub.spawner import LocalProcessSpawner
 from tornado import web
 
-from rocmlab.base import identity, lease_folder
+from rocmlab.base import host_limits, identity, lease_folder
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.identity import Process
 from rocmlab.devices import Device
 from rocmlab.hub import choices
 from rocmlab.hub.configuration import Configuration
 from rocmlab.hub.native_lab import GIVEN
+from rocmlab.hub.notices import Notices
 from rocmlab.hub.queue import Place, Queue, label
 from rocmlab.hub.uids import Uids
 from rocmlab.kernels.leases import key
@@ -52,12 +53,14 @@ CANCEL = "rocmlab/cancel/"  # below the hub's own pages
 class WithGpus:
     """What both have in common: the choice of GPUs, the wait for them, and what the user sees meanwhile."""
 
-    user: Any  # JupyterHub's, as are the next three
+    user: Any  # JupyterHub's, as are the next four
     hub: Any
     user_options: dict[str, object]
     poll: Callable[[], Awaitable[int | None]]
-    settings_of_hub: Configuration  # of the class, as is the next
+    pending: str | None  # `spawn`, `stop` or `check`
+    settings_of_hub: Configuration  # of the class, as are the next two
     gpu_queue: Queue
+    notices: Notices
     place: Place | None = None  # in the queue, while it waits
     _given: Sequence[Device] = ()
     _is_launched = False
@@ -78,9 +81,11 @@ class WithGpus:
         count = choices.wanted(self.choice())
         self._given = ()
         try:
+            self.notices.check()
             if count:
                 self.place = self.gpu_queue.join(self.user.name, count)
-                self._given = await self.gpu_queue.wait(self.place, self.settings_of_hub.limits.wait_seconds)
+                limit = self.settings_of_hub.limits.wait_seconds
+                self._given = await self.gpu_queue.wait(self.place, limit, self.notices.check)
             self._is_launched = True
             found = await self.launch()
             await self._leased()
@@ -96,6 +101,17 @@ class WithGpus:
     def options_from_query(self, query: object) -> dict[str, str]:
         """Start nothing by a link, which any page may show: JupyterHub shows the form then."""
         raise _shown(400, RocmlabError("a link does not start a lab", "another page may have made it", "choose below"))
+
+    def what(self) -> str:
+        """Return what it does now, in short."""
+        if self.place is not None and not self._is_launched:
+            return f"waits for {self.place.count} GPU{'s' * (self.place.count > 1)}"
+        return {None: "runs", "spawn": "starts", "stop": "stops"}.get(self.pending, "is checked")
+
+    @property
+    def uid(self) -> int | None:
+        """The uid of the lab's processes, by which leases are known; None: it has none yet."""
+        raise NotImplementedError
 
     async def launch(self) -> Any:  # noqa: ANN401
         """Start the lab with the GPUs that it was given."""
@@ -249,6 +265,14 @@ class NativeSpawner(WithGpus, LocalProcessSpawner):  # type: ignore[misc]  # jup
         self._started = identity.start_of(self.pid) or ""
         return address
 
+    @property
+    def uid(self) -> int | None:
+        """That of the user's account."""
+        try:
+            return pwd.getpwnam(self.user.name).pw_uid
+        except KeyError:
+            return None
+
     async def is_listening(self, address: str, port: int) -> bool:
         """Return whether the lab's user listens there.
 
@@ -336,6 +360,11 @@ class ContainerSpawner(WithGpus, DockerSpawner):  # type: ignore[misc]
 
     uids: Uids  # of the class
 
+    @property
+    def uid(self) -> int | None:
+        """The one that its container got, if there was any."""
+        return self.uids.known(self.user.name)
+
     async def launch(self) -> Any:  # noqa: ANN401
         """Start the container."""
         self.extra_host_config = {**self._common_host_config(), **self._gpu_config()}
@@ -390,6 +419,9 @@ class ContainerSpawner(WithGpus, DockerSpawner):  # type: ignore[misc]
             binds[f"{found.root}/dev"] = {"bind": f"{root}/dev", "mode": "rw"}
         binds[found.leases] = {"bind": f"{root}{lease_folder.USUAL}", "mode": "rw"}
         binds[f"{found.state}/live"] = {"bind": live.INSIDE, "mode": "ro"}
+        limits = host_limits.path().parent
+        if not root and limits.is_dir():
+            binds[str(limits)] = {"bind": host_limits.FOLDER, "mode": "ro"}
         if found.data:
             binds[found.data] = {"bind": "/home/jovyan/data", "mode": "ro"}
         if found.common:

@@ -30,16 +30,22 @@ class Uids:
         self._has_accounts = has_accounts
         self._subordinate = subordinate
 
-    def of(self, name: str) -> int:
-        """Return the id of a user: that of the account of this name, else one of the hub's own."""
+    def known(self, name: str) -> int | None:
+        """Return the id of a user: that of the account of this name, else the hub's own; None before there is one."""
         if self._has_accounts:
             with suppress(KeyError):
                 if uid := pwd.getpwnam(name).pw_uid:
                     return uid
+        found: int | None = envfile.read_json(self._path).get(name)
+        return found
+
+    def of(self, name: str) -> int:
+        """Return the id of a user, which is made where there is none."""
+        if (uid := self.known(name)) is not None:
+            return uid
         known: dict[str, int] = envfile.read_json(self._path)
-        if name not in known:
-            known[name] = self._unused(set(known.values()))
-            envfile.write(self._path, json.dumps(known, indent=1) + "\n")
+        known[name] = self._unused(set(known.values()))
+        envfile.write(self._path, json.dumps(known, indent=1) + "\n")
         return known[name]
 
     def _unused(self, known: Collection[int]) -> int:

@@ -129,7 +129,11 @@ class Leases:
         """Return the leases of this host, or of the simulated one that the environment names."""
         given = os.environ if environment is None else environment
         where = root or system_root()
-        return cls(lease_folder.path(given, where), limits=functools.partial(host_limits.read, where))
+        read = functools.partial(host_limits.read, where)
+        is_of_lab = bool(given.get(lease_folder.OF_LAB))  # whose GPUs are leased already, so a drained host gives none
+        return cls(
+            lease_folder.path(given, where), limits=(lambda: replace(read(), drained=None)) if is_of_lab else read
+        )
 
     def check(self, devices: Sequence[Device] = ()) -> None:
         """Make the folder; raise RocmlabError unless this user can lease one of these devices, or for wrong limits."""
@@ -199,12 +203,16 @@ class Leases:
         return sum(any(holder.uid == os.getuid() for holder in each) for each in claims.values())
 
     def left(self) -> int | None:
-        """Return how many more GPUs this user may lease now; None: any number.
+        """Return how many more GPUs this user may lease now, on a drained host 0; None: any number.
 
         Raises:
             RocmlabError: the file of the host's limits is wrong.
         """
-        allowed = self.limits().gpus_per_user
+        limits = self.limits()
+        return 0 if limits.drained is not None else self._left(limits)
+
+    def _left(self, limits: HostLimits) -> int | None:
+        allowed = limits.gpus_per_user
         return None if allowed is None else max(0, allowed - self._count_of_user())
 
     def _claimed(self, lease: Lease) -> str | None:
@@ -276,6 +284,8 @@ class Leases:
     def why_not_more(self, count: int) -> str | None:
         """Return why this user may not lease that number of GPUs now, which the host allows; None if it may."""
         limits, left = self.limits(), self.left()
+        if count and (drained := limits.why_drained()):
+            return drained
         if left is None or left >= count:
             return None
         setting = limits.where(f"{host_limits.MAX_GPUS}={limits.gpus_per_user}")
@@ -287,7 +297,7 @@ class Leases:
         Raises:
             RocmlabError: it cannot be written.
         """
-        left = self.left()
+        left = self._left(self.limits())
         with self._explained(self.folder):
             ticket.renew(list(map(key, devices)), count, is_at_limit=left is not None and left < count)
 

@@ -22,6 +22,8 @@ log = logging.getLogger("rocmlab")
 
 LINGER_SECONDS = 0.5  # the driver still lists a process that has just ended
 UNNAMED = "a kernel without a notebook"
+FULL = "you have as many GPUs as a user of this host may have"
+DRAINED = "this machine gives no new GPUs"
 WHAT_TO_DO = (
     "in a notebook that no longer needs its GPU: Kernel > Shut Down Kernel,\n"
     "then here: Kernel > Restart Kernel…, which retries;\n"
@@ -133,7 +135,9 @@ class Turn:
             f"{label(each)}\n  kept for {kept[key(each)]}, who waits longer" for each in options if key(each) in kept
         ]
         if limit := leases.why_not_more(count):
-            what, lines = "you have as many GPUs as a user of this host may have", [limit, *lines]
+            is_drained = leases.limits().drained is not None
+            what = DRAINED if is_drained else FULL
+            lines = [limit, *lines]
         why = "\n".join([f"at {now} UTC, when this kernel was started:", *lines])
         fix = WHAT_TO_DO.format(title=self._title)
         if self._ticket is not None:

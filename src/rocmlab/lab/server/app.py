@@ -17,6 +17,7 @@ from rocmlab.lab.server import guard, handlers, leased, tls
 from rocmlab.lab.server.idle import CULLING
 from rocmlab.lab.server.logfile import LogFile
 from rocmlab.lab.server.login import Login
+from rocmlab.lab.server.notices import NoticesHandler
 
 if TYPE_CHECKING:
     from rocmlab.lab.extension import Culling
@@ -72,6 +73,7 @@ class PanelApp(ExtensionApp):
             from rocmlab.lab.server.activity import Activity
 
             self._activity = Activity(server)
+            self.handlers.append((r"/rocmlab/api/notices", NoticesHandler))
         else:
             self._login = Login(server)
         server.io_loop.add_callback(self._watch_settings)
