@@ -85,7 +85,7 @@ def test_a_message_reaches_every_lab_as_text(machine: Machine, labs: tuple[Clien
 
 
 def test_a_drained_machine_starts_no_lab_and_gives_no_gpu(machine: Machine, labs: tuple[Client, Client]) -> None:
-    """Users are told why; who waits stops waiting; the lab that runs keeps its GPU, and its kernels share it."""
+    """Users see why; who waits stops waiting; the lab that runs keeps its GPU, and its kernels share it."""
     chief, ada = labs
     bob = machine.client("bob")
     bob.spawn("2")

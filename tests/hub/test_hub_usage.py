@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -38,11 +37,11 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
+def host(tmp_path: Path) -> Host:
     """Two GPUs, which are free."""
     found = Host(tmp_path)
     found.state.mkdir()
-    yield found
+    return found
 
 
 def hours(host: Host) -> dict[int, float]:

@@ -42,7 +42,7 @@ class HostLimits:
     notice_seconds: int = 600  # between the warning and the end of an idle kernel
     grace_seconds: int = 3600  # for which a cell may continue to run after that
     path: Path = Path(FOLDER, FILE)
-    drained: str | None = None  # the reason for which no GPU is leased anew, which may be empty; None: they are
+    drained: str | None = None  # why no GPU gets a new lease, which may be empty; None: they do
 
     def as_dict(self) -> dict[str, int | None]:
         """Return the limits by their names in the file; None is no limit."""
@@ -54,7 +54,7 @@ class HostLimits:
         return f"{name} in {self.path}"
 
     def why_drained(self) -> str | None:
-        """Return why no GPU is leased anew, for messages; None: they are."""
+        """Return why no GPU gets a new lease, for messages; None: they do."""
         if self.drained is None:
             return None
         reason = f": {self.drained}" if self.drained else ""

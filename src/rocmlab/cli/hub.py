@@ -29,7 +29,7 @@ COMMANDS = {
     "status": "show whether it runs, all labs, GPUs and who waits, and what each user has taken",
     "message": "tell all users something, in JupyterLab and on the hub's pages",
     "stop": "stop the lab of a user, and its kernels",
-    "drain": "start no lab and give no new GPU; users are told, and what runs continues",
+    "drain": "start no lab and give no new GPU; users are informed, and what runs continues",
     "undrain": "start labs and give GPUs again",
     "down": "stop the hub; the users' labs run on",
 }
@@ -132,7 +132,8 @@ def _seen(seen: dict[str, Any]) -> list[str]:
     """Return for a terminal what the hub answers."""
     lines = []
     if drain := seen["drain"]:
-        lines.append(f"drained by {drain['by']}, {drain['since'] or 'since an unknown time'}: {drain['text'] or '–'}")
+        since = drain["since"] or "since an unknown time"
+        lines.append(f"drained by {drain['by']}, {since}: {drain['text'] or 'no reason given'}")
     if message := seen["message"]:
         lines.append(f"message of {message['by']}, {message['since']}: {message['text']}")
     lines += ["", "labs" if seen["labs"] else "no lab runs"]
@@ -161,7 +162,7 @@ def _act(hub: Hub, chosen: argparse.Namespace) -> int:
     given = {name: value for name, value in vars(chosen).items() if name in ("text", "user")}
     note = commands.ask(known, "POST", chosen.what, given)["note"]
     done = {
-        "message": "users are told" if chosen.what == "message" and chosen.text else "the message is withdrawn",
+        "message": "users are informed" if chosen.what == "message" and chosen.text else "the message is withdrawn",
         "stop": f"the lab of {given.get('user')} is stopped",
         "drain": "this machine is drained: no lab is started, no GPU is leased; what runs continues",
         "undrain": "labs are started again, and GPUs leased",

@@ -5,7 +5,7 @@ Forms without scripts, each with JupyterHub's XSRF token; the interface has the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,6 +26,10 @@ from rocmlab.hub.spawners import WithGpus
 PAGE = "rocmlab/labs"  # below the hub's own pages
 API = "api/rocmlab"
 ACTIONS = ("stop", "message", "drain", "undrain")
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+sees: Decorator = needs_scope("admin-ui")
+acts: Decorator = needs_scope("admin:servers")
 
 
 class Administration:
@@ -67,7 +71,9 @@ class Administration:
     async def _stop(self, name: str) -> str | None:
         spawner = next((each for each in self.spawners() if each.user.name == name), None)
         if spawner is None or not (spawner.active or spawner.pending):
-            raise RocmlabError(f"{name} has no lab that runs", "it has ended, or the name is wrong", "rocmlab hub status")
+            raise RocmlabError(
+                f"{name} has no lab that runs", "it has ended, or the name is wrong", "rocmlab hub status"
+            )
         if spawner.place is not None:
             spawner.place.is_cancelled = True
             return "it no longer waits for GPUs"
@@ -106,14 +112,14 @@ class PageHandler(Administration, BaseHandler):  # type: ignore[misc]  # jupyter
     """`GET /hub/rocmlab/labs`: the page; `POST` with an action: what its forms do."""
 
     @web.authenticated
-    @needs_scope("admin-ui")
+    @sees
     async def get(self) -> None:
         """Show the page."""
         await self._show("")
 
     @web.authenticated
-    @needs_scope("admin-ui")
-    @needs_scope("admin:servers")
+    @sees
+    @acts
     async def post(self) -> None:
         """Do it, and show the page again with what is to be known of it."""
         given = {name: self.get_body_argument(name, "") for name in ("action", "user", "text")}
@@ -139,7 +145,7 @@ class PageHandler(Administration, BaseHandler):  # type: ignore[misc]  # jupyter
 class LabsHandler(Administration, APIHandler):  # type: ignore[misc]
     """`GET /hub/api/rocmlab/labs`: the same as JSON."""
 
-    @needs_scope("admin-ui")
+    @sees
     async def get(self) -> None:
         """Answer."""
         self.finish((await self.look()).as_dict())
@@ -148,8 +154,8 @@ class LabsHandler(Administration, APIHandler):  # type: ignore[misc]
 class ActionHandler(Administration, APIHandler):  # type: ignore[misc]
     """`POST /hub/api/rocmlab/<action>`."""
 
-    @needs_scope("admin-ui")
-    @needs_scope("admin:servers")
+    @sees
+    @acts
     async def post(self, action: str) -> None:
         """Do it."""
         body = self.get_json_body() or {}

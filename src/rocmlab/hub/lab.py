@@ -54,8 +54,8 @@ def with_gpus(environment: Mapping[str, str]) -> dict[str, str]:
     devices = [device for device in seen.values() if key(device) in wanted]
     leases = Leases.of_host(environment)
     leases.check_allowed(len(devices))
-    if why := leases.why_not_more(len(devices)):
-        raise RocmlabError("this lab gets no GPU now", why, "start it again later, or without GPUs of its own")
+    if not_more := leases.why_not_more(len(devices)):
+        raise RocmlabError("this lab gets no GPU now", not_more, "start it again later, or without GPUs of its own")
     lease = leases.take(devices, Holder.here(WHAT))
     if lease is None:
         why = leases.why_not_more(len(devices)) or "a lab or run outside of this hub was faster"

@@ -43,7 +43,7 @@ class Notices:
         self._drained = host_limits.path(root).with_name(host_limits.DRAINED)
 
     def message(self) -> Notice | None:
-        """Return what the users are told now; None: nothing."""
+        """Return the message to all users; None: nothing."""
         return self._read("message")
 
     def drain(self) -> Notice | None:

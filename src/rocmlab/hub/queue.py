@@ -59,9 +59,7 @@ class Queue:
             raise RocmlabError(f"{count} GPUs cannot be given", f"this machine has {len(devices)}", "choose fewer")
         return Place(user, count, self._leases.join(devices, count, replace(Holder.here(WHAT), owner=user)))
 
-    async def wait(
-        self, place: Place, limit_seconds: float, check: Callable[[], None] = lambda: None
-    ) -> list[Device]:
+    async def wait(self, place: Place, limit_seconds: float, check: Callable[[], None] = lambda: None) -> list[Device]:
         """Wait until its GPUs are free, and return them; the place keeps them until it is closed.
 
         Args:

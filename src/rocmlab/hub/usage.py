@@ -130,7 +130,7 @@ class Usage:
 
 
 def _begun(lease: _Lease, earliest: float, now: float) -> float:
-    """Return when a lease began, as its holder says; not before the last reading, when someone else or no one had it."""
+    """Return when a lease began, as its holder says; not before the last reading, when it was not there."""
     try:
         text = (lease.started or "").replace("Z", "+00:00")
         begun = datetime.fromisoformat(text).timestamp()

@@ -1,4 +1,4 @@
-"""What an administrator of JupyterHub tells all users: the page asks this server, and it asks the hub with its token."""
+"""What an administrator of JupyterHub tells all users: the page asks this server, and this the hub."""
 
 from __future__ import annotations
 
