@@ -60,9 +60,9 @@ def build_parser(command: str) -> argparse.ArgumentParser:
     added = {word: add_command(commands, word, text) for word, text in COMMANDS.items()}
     stopping.add_options(added["up"])
     added["status"].add_argument("--json", action="store_true", help="print everything known, as JSON")
-    added["message"].add_argument("text", nargs="?", default="", help="plain text; without it the message is withdrawn")
+    added["message"].add_argument("text", nargs="?", help="plain text; without it the message is withdrawn")
     added["stop"].add_argument("user", help="whose lab")
-    added["drain"].add_argument("text", nargs="?", default="", metavar="reason", help="which users see")
+    added["drain"].add_argument("text", nargs="?", metavar="reason", help="which users see")
     return parser
 
 
@@ -158,8 +158,8 @@ def _seen(seen: dict[str, Any]) -> list[str]:
 def _act(hub: Hub, chosen: argparse.Namespace) -> int:
     known = hub.known()
     if known is None or not hub.is_running():
-        raise RocmlabError("JupyterHub is not running", "it does this, and tells its users", "make hub-up")
-    given = {name: value for name, value in vars(chosen).items() if name in ("text", "user")}
+        raise RocmlabError("JupyterHub is not running", "it is what does this", "make hub-up")
+    given = {name: value or "" for name, value in vars(chosen).items() if name in ("text", "user")}
     note = commands.ask(known, "POST", chosen.what, given)["note"]
     done = {
         "message": "users are informed" if chosen.what == "message" and chosen.text else "the message is withdrawn",
