@@ -80,6 +80,7 @@ if queue.devices():
     command = [sys.executable, "-P", "-m", "rocmlab.hub.usage"]
     c.JupyterHub.services.append({"name": "rocmlab-usage", "command": command, "environment": counts})
 if found.limits.idle_seconds:
+    c.JupyterHub.last_activity_interval = max(1, min(300, found.limits.idle_seconds // 4))
     idle = str(found.limits.idle_seconds)
     every = str(max(5, min(300, found.limits.idle_seconds // 4)))
     command = [sys.executable, "-P", "-m", "jupyterhub_idle_culler", f"--timeout={idle}", f"--cull-every={every}"]

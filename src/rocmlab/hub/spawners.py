@@ -47,6 +47,7 @@ PROGRESS_SECONDS = 2.0
 GONE_SECONDS = 3.0
 ERROR_BYTES = 4000
 ERROR_LINES = 20
+ACTIVITY_INTERVAL, ACTIVITY_SECONDS = "JUPYTERHUB_ACTIVITY_INTERVAL", 300  # JupyterHub's, and its default
 CANCEL = "rocmlab/cancel/"  # below the hub's own pages
 
 
@@ -182,6 +183,8 @@ class WithGpus:
         found: dict[str, str] = super().get_env()  # type: ignore[misc]  # of the spawner that this is mixed into
         choice = self.choice()
         chosen = ",".join(key(device) for device in self._given) if choices.wanted(choice) else choice
+        if idle := self.settings_of_hub.limits.idle_seconds:  # so that a lab that computes is known to before that
+            found.setdefault(ACTIVITY_INTERVAL, str(max(1, min(ACTIVITY_SECONDS, idle // 4))))
         return {
             **found,
             choices.VARIABLE: chosen,

@@ -1,7 +1,8 @@
 """Behind JupyterHub: what computes counts as activity, so that the hub does not stop a lab in which a training runs.
 
-JupyterHub goes by messages and requests. A cell that prints nothing has none, nor has a run that was started in a
-terminal. So a busy kernel counts, and a process of this user that holds a GPU and is no kernel of this server.
+JupyterHub goes by messages and requests, which each lab reports to it now and then. A cell that prints nothing has
+none, nor has a run that was started in a terminal. So a busy kernel counts, and a process of this user that holds a GPU
+and is no kernel of this server.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rocmlab.devices import discover
 from rocmlab.kernels.leases import Leases
 
 LOOK_SECONDS = 60.0
+INTERVAL = "JUPYTERHUB_ACTIVITY_INTERVAL"  # of the reports, in seconds; a hub that soon stops idle labs makes it short
 NAME = "rocmlab"  # in Jupyter's table of activities
 
 
@@ -25,6 +27,8 @@ class Activity:
 
     def __init__(self, server: Any) -> None:  # noqa: ANN401  jupyter_server's ServerApp
         self._server = server
+        interval = os.environ.get(INTERVAL, "")
+        self._every_seconds = min(LOOK_SECONDS, float(interval)) if interval.isdecimal() else LOOK_SECONDS
         self._next = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -32,7 +36,7 @@ class Activity:
         """Look, unless that was done a moment ago; on the event loop."""
         if time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + LOOK_SECONDS
+        self._next = time.monotonic() + self._every_seconds
         self._task = asyncio.ensure_future(self.look())
 
     async def look(self) -> None:
