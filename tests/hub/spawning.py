@@ -23,7 +23,7 @@ NAME = "rocmlab-abcdef-hub"
 def spawner(folder: Path, monkeypatch: pytest.MonkeyPatch, user: str, python: str = "", **given: str) -> Any:
     """Return a user's spawner, as JupyterHub makes it from the hub's own file; `python`: of native labs."""
     runtime = "native" if python else "docker"
-    limits = configuration.limits(settings.Settings(folder, given), runtime, 4096)
+    limits = configuration.limits(settings.Settings(folder, given), 4096)
     found = Configuration(
         project=str(folder),
         state=str(folder),

@@ -19,7 +19,7 @@ from rocmlab.stack import settings
 )
 def test_a_memory_limit_is_a_number_of_bytes(tmp_path: Path, text: str, expected: int | None) -> None:
     """With Docker's units."""
-    found = configuration.limits(settings.Settings(tmp_path, {"HUB_MEMORY_LIMIT": text}), "docker", 1)
+    found = configuration.limits(settings.Settings(tmp_path, {"HUB_MEMORY_LIMIT": text}), 1)
 
     assert found.memory_bytes == expected
 

@@ -14,17 +14,20 @@ from typing import Any
 
 import pytest
 from hubs import interpreter, missing
-from spawning import spawner, start
+from spawning import NAME, spawner, start
 from tornado import web
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import stopping
 from rocmlab.cli.stopping import Consent, LabIsBusy, Stop
+from rocmlab.hub.cgroups import Cgroups
 from rocmlab.stack import busy
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.settings import Settings
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+CONTROLLERS = "/sys/fs/cgroup/cgroup.controllers"
 LISTENS = """
 import os, socket, time, urllib.parse
 port = urllib.parse.urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"]).port
@@ -114,3 +117,68 @@ def test_an_environment_in_which_the_hubs_labs_run_is_not_changed_without_consen
     finally:
         other.kill()
         other.wait()
+
+
+def hierarchy(folder: Path, *names: str) -> Path:
+    """Write what a mounted cgroup v2 has: the hub's cgroup, and below it those of these names."""
+    top = folder / "cgroup"
+    for each in (top, top / NAME, *(top / NAME / name for name in names)):
+        each.mkdir(mode=0o700)
+        for file in ("cgroup.subtree_control", "cgroup.procs", "memory.max", "memory.swap.max", "cpu.max"):
+            (each / file).touch()
+    (top / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    return top
+
+
+def test_a_lab_is_in_a_cgroup_with_its_limits_before_it_is_its_users(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory without swap, and CPUs; the process itself, so that all it starts is in it as well."""
+    top = hierarchy(folder, "uid-65534")
+    given = {"HUB_MEMORY_LIMIT": "2gb", "HUB_CPU_LIMIT": "1.5"}
+    lab = spawner(folder, monkeypatch, "nobody", program(folder, LISTENS), **given)
+    lab.cgroups = Cgroups(NAME, top)
+    start(lab, 0, {"gpus": ["cpu"]})
+    end(lab)
+
+    own = top / NAME / "uid-65534"
+    assert (own / "cgroup.procs").read_text() == str(lab.pid)
+    assert (own / "memory.max").read_text() == str(2 << 30)
+    assert (own / "memory.swap.max").read_text() == "0"
+    assert (own / "cpu.max").read_text() == "150000 100000"
+    assert (top / "cgroup.subtree_control").read_text() == (top / NAME / "cgroup.subtree_control").read_text() != ""
+
+
+def test_limits_that_this_host_cannot_hold_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No hub starts with them, and no lab: without cgroup v2, without a controller, or where no cgroup can be made."""
+    top = hierarchy(folder)
+    (top / "cgroup.controllers").write_text("cpuset io pids\n")
+    with pytest.raises(RocmlabError, match="no controller memory and cpu"):
+        Cgroups(NAME, top).prepare()
+    (top / "cgroup.controllers").write_text("cpu memory\n")
+    (top / NAME / "cgroup.subtree_control").unlink()
+    with pytest.raises(RocmlabError, match="cannot limit memory and CPUs"):
+        Cgroups(NAME, top).prepare()
+    lab = spawner(folder, monkeypatch, "nobody", program(folder, LISTENS), HUB_MEMORY_LIMIT="2gb")
+    lab.cgroups = Cgroups(NAME, folder)
+    with pytest.raises(web.HTTPError, match="no cgroup v2 is mounted"):
+        start(lab, 0, {"gpus": ["cpu"]})
+
+
+@pytest.mark.skipif(
+    not {"memory", "cpu"} <= set(Path(CONTROLLERS).read_text().split() if Path(CONTROLLERS).exists() else ()),
+    reason=f"no controllers in {CONTROLLERS}",
+)
+def test_the_kernel_takes_the_limits() -> None:
+    """A real cgroup of this host: a process that is in it has them, and afterwards it can be removed."""
+    found = Cgroups("rocmlab-tests-hub")
+    try:
+        folder = found.make(65534, 64 << 20, 0.5)
+        code = f"from rocmlab.hub import cgroups; cgroups.enter(cgroups.Path({str(folder)!r})); bytearray(256 << 20)"
+        done = subprocess.run([sys.executable, "-c", code], check=False)
+        assert (folder / "memory.max").read_text() == f"{64 << 20}\n"
+        assert (folder / "cpu.max").read_text() == "50000 100000\n"
+        assert done.returncode == -signal.SIGKILL
+    finally:
+        found.remove(65534)
+        Path("/sys/fs/cgroup/rocmlab-tests-hub").rmdir()

@@ -44,6 +44,11 @@ class Limits:
     idle_seconds: int  # then it is stopped; 0: never
     wait_seconds: int  # for free GPUs
 
+    @property
+    def need_cgroup(self) -> bool:
+        """Whether a native lab has a cgroup of its own; the number of processes is limited without one."""
+        return self.memory_bytes is not None or self.cpus is not None
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -114,13 +119,9 @@ def _names(settings: Settings, name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip().lower() for part in settings.get(name).split(",") if part.strip()))
 
 
-def limits(settings: Settings, runtime: str, pids_default: int) -> Limits:
-    """Return what each lab may use; raise RocmlabError for what is no limit, or cannot be held."""
+def limits(settings: Settings, pids_default: int) -> Limits:
+    """Return what each lab may use; raise RocmlabError for what is no limit."""
     memory, cpus = settings.get("HUB_MEMORY_LIMIT").lower(), settings.get("HUB_CPU_LIMIT")
-    for name, value in (("HUB_MEMORY_LIMIT", memory), ("HUB_CPU_LIMIT", cpus)):
-        if value and runtime == "native":
-            why = "labs run as ordinary processes of their users, and nothing here limits these"
-            raise RocmlabError(f"{name}={value} needs labs in Docker", why, f"{UP} HUB_RUNTIME=docker; or {name}=")
     size = SIZE.fullmatch(memory)
     if memory and not size:
         why = "it is a number of bytes, with kb, mb, gb or tb behind it"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rocmlab.hub import administration, commands, handlers, spawners
 from rocmlab.hub.authenticators import configure as configure_authenticator
+from rocmlab.hub.cgroups import Cgroups
 from rocmlab.hub.configuration import Configuration
 from rocmlab.hub.devices import devices_of
 from rocmlab.hub.notices import Notices
@@ -53,6 +54,7 @@ c.Spawner.http_timeout = 120
 c.Spawner.consecutive_failure_limit = 0
 if found.runtime == "native":
     c.JupyterHub.spawner_class = spawners.NativeSpawner
+    spawners.NativeSpawner.cgroups = Cgroups(found.name)
     c.Spawner.env_keep = ["PATH", "LANG", "LC_ALL", "TZ"]
     c.Spawner.poll_interval = 5  # another user may listen on the port of a lab that has ended, so its route goes soon
 else:

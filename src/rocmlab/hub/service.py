@@ -22,6 +22,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.base.identity import Process
 from rocmlab.hub import configuration
 from rocmlab.hub.authenticators import SETUP
+from rocmlab.hub.cgroups import Cgroups
 from rocmlab.hub.configuration import UP, Configuration
 from rocmlab.stack import envfile, process, resolve, tls
 from rocmlab.stack import live as live_files
@@ -105,6 +106,10 @@ class Hub:
         proxy_port = before.proxy_port if before else own_port(LOOPBACK, {port, hub_port})
         lab = {name: settings.get(name) for name in (*live.NAMES, lease_folder.SETTING, "GPUS")}
         root = str(project.root)
+        limits = configuration.limits(settings, pids if runtime == "docker" else 0)
+        name = f"{resolve.project_name(settings.project)}-hub"
+        if runtime == "native" and limits.need_cgroup:
+            Cgroups(name).prepare()
         return Configuration(
             project=str(settings.project.resolve()),
             state=str(self.state),
@@ -117,7 +122,7 @@ class Hub:
             proxy_port=proxy_port,
             hub_address=hub_address,
             access=access,
-            limits=configuration.limits(settings, runtime, pids if runtime == "docker" else 0),
+            limits=limits,
             data=configuration.folder(settings, "HUB_DATA"),
             common=configuration.folder(settings, "HUB_COMMON"),
             extra=configuration.own_file(settings, access.authenticator),
@@ -126,7 +131,7 @@ class Hub:
             lab_python=str(settings.project.resolve() / ".venv/bin/python") if runtime == "native" else "",
             image=project.lab.image if isinstance(project.lab, DockerLab) and runtime == "docker" else "",
             network=network.name if network else "",
-            name=f"{resolve.project_name(settings.project)}-hub",
+            name=name,
             groups=tuple(dict.fromkeys(resolve.device_groups(project.root))) if runtime == "docker" else (),
             shm_size=settings.get("SHM_SIZE") or "8gb",
             lab={name: value for name, value in lab.items() if value},

@@ -30,7 +30,8 @@ from rocmlab.base import host_limits, identity, lease_folder
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.identity import Process
 from rocmlab.devices import Device
-from rocmlab.hub import choices
+from rocmlab.hub import cgroups, choices
+from rocmlab.hub.cgroups import Cgroups
 from rocmlab.hub.configuration import Configuration
 from rocmlab.hub.native_lab import GIVEN
 from rocmlab.hub.notices import Notices
@@ -228,6 +229,8 @@ class NativeSpawner(WithGpus, LocalProcessSpawner):  # type: ignore[misc]  # jup
     """A lab as a process of the user's own account on this host; the hub is root."""
 
     pid: int  # JupyterHub's
+    cgroups: Cgroups  # of the class
+    _cgroup: Path | None = None  # with the lab's limits
     _errors: Path | None = None  # what the lab's process says until it is JupyterLab
     _started = ""  # when the process was started: its number may be another's after a reboot
 
@@ -257,6 +260,9 @@ class NativeSpawner(WithGpus, LocalProcessSpawner):  # type: ignore[misc]  # jup
             "-m",
             "jupyterhub.singleuser",
         ]
+        limits, self._cgroup = found.limits, None
+        if limits.need_cgroup:
+            self._cgroup = await asyncio.to_thread(self.cgroups.make, account.pw_uid, limits.memory_bytes, limits.cpus)
         descriptor, name = tempfile.mkstemp(prefix="start-", suffix=".log", dir=found.state)
         self._forget_errors()
         self._errors = Path(name)
@@ -299,6 +305,8 @@ class NativeSpawner(WithGpus, LocalProcessSpawner):  # type: ignore[misc]  # jup
 
         def prepare() -> None:
             os.umask(0o077)
+            if self._cgroup:
+                cgroups.enter(self._cgroup)
             if pids:
                 resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
             become()
@@ -355,6 +363,8 @@ class NativeSpawner(WithGpus, LocalProcessSpawner):  # type: ignore[misc]  # jup
             left = [each for each in family if each.is_alive]
             await asyncio.to_thread(identity.send, left, number)
             await asyncio.to_thread(identity.wait_gone, left, GONE_SECONDS)
+        if (uid := self.uid) is not None:
+            self.cgroups.remove(uid)
         self._forget_errors()
 
 
