@@ -382,14 +382,14 @@ SETTINGS = (
     Setting(
         "HUB_MEMORY_LIMIT",
         "",
-        "how much memory each lab of JupyterHub may have (64gb), without swap; in Docker alone",
+        "how much memory each lab of JupyterHub may have (64gb), without swap; natively by cgroup v2",
         otherwise="none",
         page="hub.md",
     ),
     Setting(
         "HUB_CPU_LIMIT",
         "",
-        "how many CPUs each lab of JupyterHub may use (2.5 is possible); in Docker alone",
+        "how many CPUs each lab of JupyterHub may use (2.5 is possible); natively by cgroup v2",
         otherwise="none",
         page="hub.md",
     ),
