@@ -32,9 +32,14 @@ def enter(context: BrowserContext, machine: Machine, user: str) -> Page:
 
 
 def test_two_users_start_labs_with_a_gpu_each(machine: Machine, tmp_path: Path) -> None:
-    """The panel and its page are live behind the hub's check of XSRF, marked SIMULATED; the other's lab is closed."""
+    """The panel and its page are live behind the hub's check of XSRF, marked SIMULATED; the other's lab is closed.
+
+    Both see what the administrator tells them.
+    """
     from playwright.sync_api import sync_playwright
 
+    chief = machine.client("chief")
+    assert chief.api("POST", "/hub/api/rocmlab/message", {"text": "back <b>at</b> noon"}).status_code == 200
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=engines.chromium(), headless=True, args=engines.CHROMIUM_FLAGS
@@ -43,6 +48,7 @@ def test_two_users_start_labs_with_a_gpu_each(machine: Machine, tmp_path: Path) 
         try:
             for user, context in contexts.items():
                 page = enter(context, machine, user)
+                page.get_by_text("Administrator: back <b>at</b> noon").wait_for(timeout=WAIT_MS)
                 page.locator(".jp-LauncherCard[title^='What the GPUs do']").click(timeout=WAIT_MS)
                 page.wait_for_selector(".rocmlab-Status[data-status=live]", timeout=WAIT_MS)
                 page.goto(f"{machine.url}/user/{user}/rocmlab/")
@@ -54,5 +60,6 @@ def test_two_users_start_labs_with_a_gpu_each(machine: Machine, tmp_path: Path) 
             assert answer.status in (403, 404)
         finally:
             browser.close()
+            chief.api("POST", "/hub/api/rocmlab/message", {})
             for user in contexts:
                 machine.client(user).stop_lab()
