@@ -25,7 +25,7 @@ interface Fact {
   text: string;
 }
 
-interface Chip {
+export interface Chip {
   text: string;
   kind: 'warn' | 'quiet';
   title: string;
@@ -44,7 +44,7 @@ class FactView implements View<Fact> {
   }
 }
 
-class ChipView implements View<Chip> {
+export class ChipView implements View<Chip> {
   readonly node = make('span', { class: 'rocmlab-Chip' });
 
   update(chip: Chip): void {
@@ -83,7 +83,7 @@ function caveat(device: Device): [string, string] | undefined {
 }
 
 /** Return what a person should not overlook. */
-function chips(device: Device, sample: Sample | undefined): Chip[] {
+export function chips(device: Device, sample: Sample | undefined): Chip[] {
   const found: Chip[] = [];
   const warn = (text: string, title = ''): number => found.push({ text, kind: 'warn', title });
   if (!device.is_usable && isGpu(device)) {

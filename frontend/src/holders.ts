@@ -151,9 +151,11 @@ export function holders({ processes, kernels, leases }: Known): Holder[] {
   const rows = [...groups].map(([key, group]) => ofProcesses(key, group, kernels));
   for (const kernel of kernels) {
     const key = `kernel ${kernel.kernel_id}`;
-    if (kernel.since && !groups.has(key)) {
+    if ((kernel.since || kernel.queue) && !groups.has(key)) {
       const name = kernel.notebook ?? kernel.kernel_name ?? 'a kernel';
-      rows.push(withoutProcess(key, name, kernel.kernel_name ?? '', kernel.devices, kernel));
+      rows.push(
+        withoutProcess(key, name, kernel.kernel_name ?? '', kernel.queue ? [] : kernel.devices, kernel)
+      );
     }
   }
   rows.push(...foreignLeases(rows, leases ?? []));

@@ -95,16 +95,25 @@ export interface Snapshot {
   processes: Unknown<GpuProcess[]>;
 }
 
+/** A kernel's place among all who wait for GPUs of this host; null as long as it is not known. */
+export interface Queue {
+  gpus: number; // that it waits for
+  place: Unknown<number>; // 1 is next
+  length: Unknown<number>;
+}
+
 export interface Kernel {
   kernel_id: string;
   pid: Unknown<number>;
   notebook: Unknown<string>;
   kernel_name: Unknown<string>;
   state: Unknown<string>;
+  starting_since_seconds: Unknown<number>; // Unix time; null: it does not start
   idle_seconds: Unknown<number>;
   idle_since_seconds: Unknown<number>; // Unix time
   devices: string[];
   since: Unknown<string | number>;
+  queue: Unknown<Queue>; // null: it does not wait for GPUs
 }
 
 export interface Lease {

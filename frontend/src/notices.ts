@@ -66,7 +66,8 @@ export class IdleView implements View<IdleHolder> {
     const devices = deviceNames(holder.devices, this.store.devices);
     const much = `${holder.is_estimated ? 'about ' : ''}${bytes(holder.vram_bytes)}`;
     const what = holder.vram_bytes === null ? devices : `${much} of ${devices}`;
-    setText(this.text, `${name} has been idle for ${idle} and holds ${what}.`);
+    const isStarting = this.store.kernel(holder.kernel_id)?.state === 'starting'; // no client has used it
+    setText(this.text, `${name} has been ${isStarting ? 'starting' : 'idle'} for ${idle} and holds ${what}.`);
     setText(this.free, `Shut down to free ${holder.vram_bytes === null ? devices : much}`);
     setAttribute(
       this.free,

@@ -6,20 +6,12 @@ import { button, List, make, setAttribute, setHidden, setText } from './dom';
 import { deviceNames, holders, memoryText, type Holder } from './holders';
 import { isGpu, memoryOf, type Device, type IdleHolder, type Problem } from './model';
 import { idleName, IdleView, ProblemView } from './notices';
-import type { Change, Store } from './store';
+import { STATUS, type Change, type Store } from './store';
 import type { Status } from './stream';
 import { HoldersTable, type Action } from './table';
 import { bytes, bytesOf, count, watts } from './units';
 
 const BUSY_PERCENT = 5; // less is a desktop's
-
-const STATUS: Record<Status, string> = {
-  closed: 'paused',
-  connecting: 'connecting…',
-  live: 'live',
-  lost: 'connection lost, retrying…',
-  refused: 'signed out: reload the page and sign in again'
-};
 
 const DOING: Record<Action, string> = {
   interrupt: 'being interrupted…',
@@ -321,6 +313,7 @@ export class Panel {
 
   private question(action: Action, holder: Holder): { title: string; text: string; action: string } {
     const devices = deviceNames(holder.devices, this.store.devices);
+    const queue = holder.kernel?.queue != null;
     const memory = holder.vramBytes === null ? devices : `${memoryText(holder)} of ${devices}`;
     const texts: Record<Action, [string, string, string]> = {
       interrupt: [
@@ -328,8 +321,18 @@ export class Panel {
         'The running cell stops. Its variables and its GPU memory are kept.',
         'Interrupt'
       ],
-      restart: ['Restart', `Its variables are lost. It keeps its lease of ${devices}.`, 'Restart'],
-      shutdown: ['Shut down', `Its variables are lost. That frees ${memory}.`, 'Shut down']
+      restart: [
+        'Restart',
+        queue
+          ? 'It keeps its place in the queue.'
+          : `Its variables are lost. It keeps its lease of ${devices}.`,
+        'Restart'
+      ],
+      shutdown: [
+        'Shut down',
+        queue ? 'It leaves the queue.' : `Its variables are lost. That frees ${memory}.`,
+        'Shut down'
+      ]
     };
     const [title, text, label] = texts[action];
     return { title: `${title} ${holder.name}?`, text, action: label };

@@ -23,6 +23,14 @@ import { Stream, type Receiver, type Status } from './stream';
 export type Change = 'all' | 'snapshot' | 'state' | 'status';
 export type Listener = (change: Change) => void;
 
+export const STATUS: Record<Status, string> = {
+  closed: 'paused',
+  connecting: 'connecting…',
+  live: 'live',
+  lost: 'connection lost, retrying…',
+  refused: 'signed out: reload the page and sign in again'
+};
+
 const AGAIN_SECONDS = 5; // between two looks at the list of devices while a device is missing
 
 export class Store implements Receiver {

@@ -3,8 +3,9 @@
 import { costText, costTitle, totalText } from './costs';
 import { button, List, make, setAttribute, setHidden, setText, type View } from './dom';
 import { deviceNames, memoryText, type Holder } from './holders';
+import { stateText, stateTitle } from './states';
 import type { Store } from './store';
-import { duration, percent, plain, UNKNOWN } from './units';
+import { percent, plain, UNKNOWN } from './units';
 
 export type Action = 'interrupt' | 'restart' | 'shutdown';
 export type Act = (action: Action, holder: Holder) => void;
@@ -18,24 +19,12 @@ const HEADERS = [
   'Processes',
   'Actions'
 ];
+const STATE = HEADERS.indexOf('State') - 1;
 const LABELS: [Action, string][] = [
   ['interrupt', 'Interrupt'],
   ['restart', 'Restart'],
   ['shutdown', 'Shut down']
 ];
-
-/** Return what a row's kernel does. */
-function stateOf(store: Store, holder: Holder): string {
-  const owner = holder.processes[0]?.owner ?? null;
-  const state = holder.kernel?.state ?? owner?.kernel_state ?? null;
-  if (state === null) {
-    return UNKNOWN;
-  }
-  const idle = holder.kernel
-    ? store.secondsSince(holder.kernel.idle_since_seconds)
-    : (owner?.idle_seconds ?? null);
-  return state === 'idle' && idle !== null ? `idle for ${duration(idle)}` : plain(state);
-}
 
 function unitsOf(holder: Holder): string {
   const known = holder.processes.flatMap(each =>
@@ -117,13 +106,17 @@ class Row implements View<Holder> {
     setHidden(this.estimated, !holder.isEstimated);
     const cost = this.store.costs.find(each => each.kernel_ids.includes(holder.kernel?.kernel_id ?? ''));
     const texts = [
-      deviceNames(holder.devices, this.store.devices),
+      deviceNames(holder.devices, this.store.devices) || UNKNOWN,
       memoryText(holder),
       unitsOf(holder),
-      this.isPending || stateOf(this.store, holder),
+      this.isPending || stateText(this.store, holder),
       processesOf(holder)
     ];
     this.cells.forEach((cell, index) => setText(cell, texts[index] ?? UNKNOWN));
+    const state = this.cells[STATE];
+    if (state !== undefined) {
+      setAttribute(state, 'title', stateTitle(holder) || null);
+    }
     const shared = cost?.is_shared === true ? ' (shared)' : '';
     setText(this.costs, cost === undefined ? '' : costText(cost) + shared);
     setAttribute(this.costs, 'title', costTitle(cost) || null);
@@ -133,7 +126,8 @@ class Row implements View<Holder> {
       .join('\n');
     setAttribute(this.name, 'title', title || null);
     for (const [label, each] of this.buttons) {
-      setHidden(each, holder.kernel === null);
+      const runsNothing = label === 'Interrupt' && holder.kernel?.queue != null;
+      setHidden(each, holder.kernel === null || runsNothing);
       setAttribute(each, 'aria-label', `${label} ${holder.name}`);
     }
   }

@@ -114,6 +114,12 @@ export function count(number: number, word: string): string {
   return `${number} ${word}${number === 1 ? '' : 's'}`;
 }
 
+/** `1st`, `2nd`, `3rd`, `11th`. */
+export function ordinal(number: number): string {
+  const isTeen = Math.floor(number / 10) % 10 === 1;
+  return `${number}${(isTeen ? undefined : ['th', 'st', 'nd', 'rd'][number % 10]) ?? 'th'}`;
+}
+
 /** A name that others chose, without letters that would turn the text around or break the line; at most 200 of them. */
 export function plain(text: string): string {
   const shown = text

@@ -142,21 +142,36 @@ def open_panel(page: Page, lab: Lab) -> None:
     page.wait_for_selector(".rocmlab-Status[data-status=live]", timeout=WAIT)
 
 
+def open_sidebar(page: Page) -> Locator:
+    """Open the compact view in JupyterLab's left sidebar, and return it when it shows the GPUs."""
+    page.locator(".jp-SideBar [data-id=rocmlab-sidebar]").click(timeout=WAIT)
+    sidebar = page.get_by_role("region", name="GPUs, in short")
+    sidebar.locator(".rocmlab-Compact-device").first.wait_for(timeout=WAIT)
+    return sidebar
+
+
 def open_page(page: Page, lab: Lab) -> None:
     """Open the page of its own."""
     page.goto(lab.url("rocmlab/"))
     page.wait_for_selector(".rocmlab-Status[data-status=live]", timeout=WAIT)
 
 
-def session(page: Page, lab: Lab, name: str) -> dict:
-    """Start a notebook's kernel as JupyterLab does, and return what the server tells of it."""
+def unused_session(page: Page, lab: Lab, name: str) -> str:
+    """Start a notebook's kernel over REST, which no client uses yet, and return its id."""
     lab.notebook(name)
     wanted = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "torch"}}
     answer = page.request.post(
         f"http://127.0.0.1:{lab.port}{BASE_URL}api/sessions", data=wanted, headers={"Authorization": f"token {TOKEN}"}
     )
     assert answer.ok, answer.text()
-    channels = f"ws://127.0.0.1:{lab.port}{BASE_URL}api/kernels/{answer.json()['kernel']['id']}/channels?token={TOKEN}"
+    found: str = answer.json()["kernel"]["id"]
+    return found
+
+
+def session(page: Page, lab: Lab, name: str) -> dict:
+    """Start a notebook's kernel as JupyterLab does, and return what the server tells of it."""
+    kernel_id = unused_session(page, lab, name)
+    channels = f"ws://127.0.0.1:{lab.port}{BASE_URL}api/kernels/{kernel_id}/channels?token={TOKEN}"
     connection = websocket.create_connection(channels, timeout=WAIT / 1000)  # until then Jupyter does not ask how it is
     try:
         return kernel(page, lab, name)

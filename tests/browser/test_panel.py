@@ -13,10 +13,25 @@ from typing import TYPE_CHECKING
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from kernel_hosts import simulated_host
-from panel_labs import WAIT, Lab, card, contrast, kernel, numbers, open_page, open_panel, row, session, value
+from panel_labs import (
+    WAIT,
+    Lab,
+    card,
+    contrast,
+    kernel,
+    numbers,
+    open_page,
+    open_panel,
+    open_sidebar,
+    row,
+    session,
+    unused_session,
+    value,
+)
 from test_lab import picture
 
 from rocmlab.devices import Device, sample
+from rocmlab.kernels.leases import Holder
 from rocmlab.simulation import GpuUse
 
 if TYPE_CHECKING:
@@ -71,12 +86,14 @@ def test_the_panel_shows_what_the_tree_has(lab: Lab, page: Page, complaints: lis
 
 
 def test_it_can_be_used_without_seeing_it(lab: Lab, page: Page) -> None:
-    """By axe-core's rules for WCAG 2.2 AA (names, roles, contrast) nothing is wrong, in JupyterLab and alone."""
+    """By axe-core's rules for WCAG 2.2 AA (names, roles, contrast) nothing is wrong: tab, sidebar, and page alone."""
     lab.use(GpuUse(pid=os.getpid(), gpu=1, vram_bytes=7 * GIB, cu_occupancy=48))
     for opened, scheme in ((open_panel, "light"), (open_page, "light"), (open_page, "dark")):
         page.emulate_media(color_scheme=scheme)
         opened(page, lab)
         page.wait_for_selector(f".rocmlab-Table >> text=PID {os.getpid()}", timeout=WAIT)
+        if opened is open_panel:
+            open_sidebar(page).get_by_text(re.compile(r"^7\.\d of 24\.0\sGiB$")).wait_for(timeout=WAIT)
 
         found = Axe().run(page, context=".rocmlab-Panel", options={"runOnly": WCAG})
 
@@ -85,11 +102,23 @@ def test_it_can_be_used_without_seeing_it(lab: Lab, page: Page) -> None:
 
 
 def test_every_control_is_reached_by_the_keyboard(lab: Lab, page: Page) -> None:
-    """The tab key goes through all buttons and links, in the order in which they are read."""
-    session(page, lab, "train.ipynb")
+    """The tab key goes through all buttons and links, in the order in which they are read.
+
+    A kernel that starts, and one that waits for a GPU, show this instead of that they are idle.
+    """
+    unused_session(page, lab, "train.ipynb")
+    lease = lab.host.leases.take(lab.host.devices[1:], Holder.here("other.ipynb"))
+    assert lease
+    unused_session(page, lab, "waits.ipynb")
     open_page(page, lab)
-    row(page, "train.ipynb").wait_for(timeout=WAIT)
-    controls = page.locator(".rocmlab-Panel :is(button, a[href], select, input, summary):visible:enabled")
+    starting = row(page, "train.ipynb").filter(has_text=re.compile(r"starting for \d+\s(s|min)"))
+    starting.wait_for(timeout=WAIT)
+    waits = row(page, "waits.ipynb").filter(has_text="waits for a GPU, 1st of 1")
+    waits.wait_for(timeout=WAIT)
+    page.locator(".rocmlab-Idle").get_by_text("train.ipynb has been starting for").wait_for(timeout=WAIT)
+    picture(page, "panel_waits")
+    assert waits.get_by_role("button", name="Interrupt").count() == 0
+    controls = page.locator(".rocmlab-Panel :is(button:enabled, a[href], select, input, summary):visible")
     expected = [control.evaluate(NAME) for control in controls.all()]
 
     reached = []
@@ -99,6 +128,8 @@ def test_every_control_is_reached_by_the_keyboard(lab: Lab, page: Page) -> None:
 
     assert any("train.ipynb" in name for name in expected)
     assert reached == expected
+    lease.release()
+    row(page, "waits.ipynb").filter(has_text="GPU 1").wait_for(timeout=WAIT)  # the server restarted it with a GPU
 
 
 def rewrite(file: Path, name: str, number: int | None) -> None:
@@ -187,6 +218,11 @@ def test_a_notebook_is_shown_by_its_name_of_now_and_can_be_shut_down(
     row(page, "first.ipynb").filter(has_text="9.0").wait_for(timeout=WAIT)
     first = card(page, lab.host.devices[0])
     first.get_by_text("leased to first.ipynb").wait_for(timeout=WAIT)  # leases and processes come apart
+    sidebar = open_sidebar(page)
+    short = sidebar.get_by_role("article", name="GPU 0")
+    short.get_by_role("button", name="Open first.ipynb").wait_for(timeout=WAIT)
+    assert "idle for" in short.inner_text()
+    picture(page, "panel_sidebar")
 
     tab = page.locator(".lm-DockPanel-tabBar .lm-TabBar-tab")
     tab.filter(has_text="first.ipynb").click()
@@ -205,6 +241,7 @@ def test_a_notebook_is_shown_by_its_name_of_now_and_can_be_shut_down(
     row(page, "renamed.ipynb").wait_for(state="detached", timeout=WAIT)
 
     first.get_by_text("free: no lease").wait_for(timeout=WAIT)  # the kernel's row goes before its lease
+    short.get_by_text("free: no lease").wait_for(timeout=WAIT)
     assert lab.host.holders() == [None, None]
     assert complaints == []
 
@@ -295,15 +332,21 @@ def test_a_lost_connection_is_said_and_comes_back(lab: Lab, page: Page) -> None:
 
 
 def test_nothing_is_asked_for_while_nobody_looks(lab: Lab, page: Page) -> None:
-    """The stream ends with the last view of it, such as when another tab of JupyterLab covers the panel."""
+    """The panel's tab and the sidebar share a stream; it ends with the last of them that is covered or closed."""
     streams: list[str] = []
     page.on("request", lambda request: streams.append("opened") if "api/stream" in request.url else None)
     page.on("requestfailed", lambda request: streams.append("closed") if "api/stream" in request.url else None)
     open_panel(page, lab)
+    sidebar = open_sidebar(page)
+    page.keyboard.press("Control+Shift+l")  # a new launcher, which covers the tab
+    page.locator(".jp-LauncherCard").first.wait_for(timeout=WAIT)
+    device = lab.host.devices[0]
+    (lab.root / f"sys/bus/pci/devices/{device.pci_address}/gpu_busy_percent").write_text("12\n")
+    sidebar.get_by_role("article", name="GPU 0").get_by_text(re.compile(r"^12\s%$")).wait_for(timeout=WAIT)
     assert streams == ["opened"]
 
-    page.keyboard.press("Control+Shift+l")  # a new launcher, which covers it
-    page.locator(".jp-LauncherCard").first.wait_for(timeout=WAIT)
+    page.locator(".jp-SideBar [data-id=rocmlab-sidebar]").click()
+    sidebar.wait_for(state="hidden", timeout=WAIT)
     end = time.monotonic() + WAIT / 1000
     while len(streams) < 2 and time.monotonic() < end:
         page.wait_for_timeout(50)
@@ -322,6 +365,13 @@ TEXTS = (
     ".rocmlab-Card-lease",
     ".rocmlab-Table thead th",
     ".rocmlab-Button",
+)
+
+SIDEBAR_TEXTS = (
+    ".rocmlab-Meter-name",
+    ".rocmlab-Meter-value",
+    ".rocmlab-Compact-heat",
+    ".rocmlab-Compact .rocmlab-None",
 )
 
 
@@ -351,12 +401,21 @@ def test_it_follows_the_theme_of_jupyterlab(lab: Lab, page: Page, complaints: li
     plot = card(page, lab.host.devices[0]).locator("canvas").first
     plot.wait_for(timeout=WAIT)
     picture(page, "panel_lab_light")
+    sidebar = open_sidebar(page)
+    picture(page, "panel_sidebar_light")
+    for text in SIDEBAR_TEXTS:
+        assert contrast(page, text) >= 4.5, text
     before = plot.evaluate("node => node.toDataURL()")
     page.get_by_role("menuitem", name="Settings", exact=True).click()
     page.get_by_text("Theme", exact=True).hover()
     page.get_by_text("JupyterLab Dark", exact=True).click()
     page.wait_for_selector("body[data-jp-theme-light=false]", state="attached", timeout=WAIT)
     page.wait_for_timeout(1500)  # a snapshot later
+    picture(page, "panel_sidebar_dark")
+    for text in SIDEBAR_TEXTS:
+        assert contrast(page, text) >= 4.5, text
+    page.locator(".jp-SideBar [data-id=rocmlab-sidebar]").click()
+    sidebar.wait_for(state="hidden", timeout=WAIT)
     picture(page, "panel_lab_dark")
 
     assert plot.evaluate("node => node.toDataURL()") != before

@@ -444,10 +444,30 @@ def test_a_kernel_that_nobody_ever_talked_to_is_idle_since_its_start(lab: Lab) -
     (row,) = lab.server.json("rocmlab/api/kernels")
     (holder,) = state["idle_holders"]
     assert row["state"] == "starting"
+    assert row["starting_since_seconds"] == row["idle_since_seconds"]
+    assert row["queue"] is None
     assert row["idle_seconds"] > 1
     assert holder["kernel_id"] == row["kernel_id"] == kernel
     assert holder["devices"] == row["devices"] != []
     assert 0 < time.time() - row["idle_since_seconds"] < 600
+
+
+def test_a_kernel_that_waits_for_a_gpu_has_its_place_in_the_queue(lab: Lab) -> None:
+    """It is neither idle nor starting: how many wait for GPUs of this host, and how many of them are before it."""
+    leases, gpus = lab.host.leases, lab.host.devices
+    lease = leases.take(gpus, Holder.here("other.ipynb"))
+    assert lease
+    with ExitStack() as ended:
+        ended.callback(lease.release)
+        ended.enter_context(closing(leases.join(gpus, 2, Holder.here("before.ipynb"))))
+        kernel = lab.server.json("api/kernels", "POST", {"name": "torch"}, status=201)["id"]
+        with lab.server.stream() as events:
+            state = events.first("state", lambda state: [each for each in state["kernels"] if each["queue"]["place"]])
+        (row,) = lab.server.json("rocmlab/api/kernels")
+        lab.server.json(f"api/kernels/{kernel}", "DELETE", status=204)
+
+    assert row["queue"] == state["kernels"][0]["queue"] == {"gpus": 1, "place": 2, "length": 2}
+    assert (row["devices"], row["since"]) == ([], None)
 
 
 def test_no_question_writes_a_line_of_its_own_into_the_log(lab: Lab) -> None:

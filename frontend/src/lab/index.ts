@@ -1,4 +1,4 @@
-/** The extension: the command and launcher tile `GPUs`, its panel, and the item in the status bar. */
+/** The extension: the command and launcher tile `GPUs`, its panel, the sidebar, and the item in the status bar. */
 
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, IThemeManager, WidgetTracker } from '@jupyterlab/apputils';
@@ -8,10 +8,7 @@ import { ILauncher } from '@jupyterlab/launcher';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
-import type { Message } from '@lumino/messaging';
-import { Widget } from '@lumino/widgets';
 
-import { Panel } from '../panel';
 import { Store } from '../store';
 import { FinishedCells } from './finished';
 import { LabHost } from './host';
@@ -19,57 +16,10 @@ import { gpuIcon } from './icon';
 import { HubNotices } from './notices';
 import { Follower } from './outputs';
 import { StatusItem } from './status';
+import { PanelWidget, SidebarWidget } from './widgets';
 
 const PLUGIN = 'rocmlab-panel:plugin';
 const COMMAND = 'rocmlab:open-panel';
-
-/** The panel as a tab: it looks while it can be seen. */
-class PanelWidget extends Widget {
-  readonly panel: Panel;
-
-  constructor(store: Store) {
-    super();
-    this.panel = new Panel(store);
-    this.node.append(this.panel.node);
-    this.id = 'rocmlab-panel';
-    this.addClass('rocmlab-PanelWidget');
-    this.title.label = 'GPUs';
-    this.title.caption = 'GPUs: what they do and who has them';
-    this.title.icon = gpuIcon;
-    this.title.closable = true;
-    this.node.tabIndex = -1;
-  }
-
-  override dispose(): void {
-    this.panel.dispose();
-    super.dispose();
-  }
-
-  protected override onAfterShow(message: Message): void {
-    super.onAfterShow(message);
-    this.panel.setActive(true);
-  }
-
-  protected override onAfterAttach(message: Message): void {
-    super.onAfterAttach(message);
-    this.panel.setActive(this.isVisible);
-  }
-
-  protected override onBeforeHide(message: Message): void {
-    this.panel.setActive(false);
-    super.onBeforeHide(message);
-  }
-
-  protected override onBeforeDetach(message: Message): void {
-    this.panel.setActive(false);
-    super.onBeforeDetach(message);
-  }
-
-  protected override onActivateRequest(message: Message): void {
-    super.onActivateRequest(message);
-    this.node.focus();
-  }
-}
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: PLUGIN,
@@ -111,9 +61,15 @@ const plugin: JupyterFrontEndPlugin<void> = {
     palette?.addItem({ command: COMMAND, category: 'GPUs', args: { isPalette: true } });
     launcher?.add({ command: COMMAND, category: 'Other', rank: 1 });
     void restorer?.restore(tracker, { command: COMMAND, name: () => 'rocmlab-panel' });
-    themes?.themeChanged.connect(() => tracker.forEach(widget => widget.panel.repaint()));
+    themes?.themeChanged.connect(() => tracker.forEach(widget => widget.view.repaint()));
 
-    const item = new StatusItem(app, store, () => void app.commands.execute(COMMAND));
+    const open = (): void => void app.commands.execute(COMMAND);
+    const sidebar = new SidebarWidget(store, open);
+    const addSidebar = (): void => app.shell.add(sidebar, 'left', { rank: 500, type: 'GPUs' });
+    addSidebar(); // at once, so that JupyterLab can open it again where it was open
+    restorer?.add(sidebar, sidebar.id);
+
+    const item = new StatusItem(app, store, open);
     statusBar?.registerStatusItem(PLUGIN, {
       item,
       align: 'left',
@@ -127,6 +83,12 @@ const plugin: JupyterFrontEndPlugin<void> = {
         const follow = (): void => {
           place = settings.composite['place'] === 'left' ? 'left' : 'main';
           item.switch(settings.composite['statusBar'] !== false);
+          const hasSidebar = settings.composite['sidebar'] !== false;
+          if (hasSidebar && sidebar.parent === null) {
+            addSidebar();
+          } else if (!hasSidebar) {
+            sidebar.parent = null;
+          }
         };
         settings.changed.connect(follow);
         follow();

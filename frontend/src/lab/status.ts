@@ -8,6 +8,7 @@ import { Widget } from '@lumino/widgets';
 import { button, setAttribute, setText } from '../dom';
 import { deviceNames } from '../holders';
 import { memoryName, memoryOf, shortName, type Device, type GpuProcess } from '../model';
+import { waitText } from '../states';
 import type { Store } from '../store';
 import { bytes, bytesOf, percent, plain } from '../units';
 
@@ -101,7 +102,8 @@ export class StatusItem extends Widget {
   /** Open the stream while there is something to show. */
   private look(): void {
     const kernel = this.isOn ? this.store.kernel(this.kernel) : undefined;
-    const wanted = kernel !== undefined && kernel.devices.some(id => id !== 'cpu');
+    const hasGpu = kernel?.devices.some(id => id !== 'cpu') === true;
+    const wanted = hasGpu || kernel?.queue != null;
     if (wanted && this.unwatch === null) {
       this.unwatch = this.store.watch(change => (change === 'state' ? this.look() : this.render()));
     } else if (!wanted && this.unwatch !== null) {
@@ -116,6 +118,13 @@ export class StatusItem extends Widget {
     const kernel = this.isOn ? this.store.kernel(this.kernel) : undefined;
     if (kernel === undefined) {
       this.say('', '', '');
+    } else if (kernel.queue) {
+      const text = waitText(kernel.queue);
+      this.say(
+        text,
+        'The server restarts this kernel when it gets one',
+        `This kernel ${text}. Open the GPU panel`
+      );
     } else if (this.unwatch === null) {
       this.say(
         'CPU',

@@ -87,6 +87,17 @@ class Turn:
         self._title = title  # of the framework, for messages
         self._ticket: Ticket | None = None
 
+    @property
+    def count(self) -> int:
+        """How many GPUs the kernel waits for."""
+        return self._count
+
+    @property
+    def ticket_name(self) -> str | None:
+        """What it is called in the queue; None: it does not wait."""
+        ticket = self._ticket
+        return ticket.name if ticket else None
+
     def attempt(self) -> Owned | None:
         """Lease what the kernel needs if that is free and it is its turn; that ends the waiting.
 

@@ -150,6 +150,11 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
     # -- queue -----------------------------------------------------------------------------------------------------
 
     @property
+    def turn(self) -> Turn | None:
+        """The kernel's place in the queue of the host; None: it does not wait for GPUs."""
+        return self._turn
+
+    @property
     def _server_kernels(self) -> MultiKernelManager | None:
         """What can restart the kernel: the kernels of a server; None for a program that runs notebooks."""
         found = self.parent.parent if self.parent is not None else None

@@ -17,7 +17,7 @@ from rocmlab.base import live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
 from rocmlab.lab.server import idle
-from rocmlab.lab.server.leased import lease_of
+from rocmlab.lab.server.leased import lease_of, turn_of
 from rocmlab.lab.server.wire import UnknownKernelError
 from rocmlab.telemetry.model import device_id
 
@@ -122,16 +122,20 @@ def _row(
 ) -> Row:
     provisioner = getattr(manager, "provisioner", None)  # none while it starts, and with kernels of a gateway
     owned = getattr(provisioner, "owned", None)  # only of our provisioner; none if the kernel was rejected
-    lease = lease_of(manager)
+    lease, turn = lease_of(manager), turn_of(manager)
     since = _idle_since(manager, now, patience_seconds)
+    state = getattr(manager, "execution_state", None)
+    begun = getattr(manager, "last_activity", None) if state == "starting" else None  # nothing else counts until then
     return {
         "kernel_id": kernel_id,
         "pid": getattr(provisioner, "pid", None),
         "notebook": notebook,
         "kernel_name": getattr(manager, "kernel_name", None),
-        "state": getattr(manager, "execution_state", None),
+        "state": state,
+        "starting_since_seconds": begun.timestamp() if begun else None,  # Unix time; None: it does not start
         "idle_seconds": round(max(0.0, (now - since).total_seconds()), 3) if since else None,
         "idle_since_seconds": since.timestamp() if since else None,  # Unix time
         "devices": [device_id(device) for device in owned.devices] if owned else [],
         "since": lease.holder.started if lease else None,  # of the lease; None: it has none
+        "queue": {"gpus": turn.count, "ticket": turn.ticket_name} if turn else None,  # None: it waits for no GPU
     }

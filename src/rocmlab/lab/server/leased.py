@@ -1,4 +1,4 @@
-"""Which kernels of a server have a lease, as its provisioners know; this imports nothing and costs nothing."""
+"""Which kernels of a server have a lease or wait for one, as its provisioners know; this imports and costs nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ def lease_of(manager: Any) -> Any:  # noqa: ANN401  jupyter_client's manager, `l
     """Return the lease of a kernel; None where it has none, or is not a kernel of our provisioner."""
     owned = getattr(getattr(manager, "provisioner", None), "owned", None)
     return owned.lease if owned else None
+
+
+def turn_of(manager: Any) -> Any:  # noqa: ANN401  jupyter_client's manager, `ownership.Turn`
+    """Return the place of a kernel in the queue for GPUs; None where it does not wait."""
+    return getattr(getattr(manager, "provisioner", None), "turn", None)
 
 
 def has_any(kernels: Any) -> bool:  # noqa: ANN401  jupyter_server's manager

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rocmlab.base.errors import Problem
 from rocmlab.base.formatting import clock, plural
@@ -14,6 +14,9 @@ from rocmlab.devices import Device
 from rocmlab.lab.server.paths import Shown
 from rocmlab.lab.server.wire import problem_json
 from rocmlab.telemetry.model import device_id
+
+if TYPE_CHECKING:
+    from rocmlab.kernels.tickets import Waiter
 
 NOT_CHEAP = ("gpu.answers",)  # starts a child process; the sampler notices a silent card by itself
 IN_ITS_SECTION = "cluster."  # the panel queries the cluster itself, and shows its problems there
@@ -33,12 +36,17 @@ def leases(seen: Sequence[Device], shown: Shown) -> list[dict[str, Any]]:
     return rows
 
 
-def queue(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a problem if anyone waits for GPUs of this host, and one if leases are to end for that; without names."""
+def waiting() -> list[Waiter]:
+    """Return who waits for GPUs of this host, in the order in which they are served."""
     from rocmlab.kernels.leases import Leases
 
+    return Leases.of_host().waiting()
+
+
+def queue(rows: Sequence[Mapping[str, Any]], waiters: Sequence[Waiter]) -> list[dict[str, Any]]:
+    """Return a problem if anyone waits for GPUs of this host, and one if leases are to end for that; without names."""
     found = []
-    if waiters := Leases.of_host().waiting():
+    if waiters:
         now_seconds = time.time()
         each = [
             f"{place}. {plural(waiter.count, 'GPU')}, for {clock(max(0.0, now_seconds - waiter.since_seconds))}"

@@ -35,12 +35,13 @@ class State:
         self._kernels = kernels
         self._held: list[Row] = []
         self._held_problems: list[Row] = []
+        self._tickets: list[str] = []  # of all who wait for GPUs, in the order of the queue
         self._leases_asked = self._doctor_asked = NEVER
         self._asking: asyncio.Task[None] | None = None  # the doctor
         self._examined: Sequence[Device] = ()  # the devices when the doctor was started
         self._known: Sequence[Device] = ()
         self._devices: SharedReader[list[Device]] = SharedReader("the devices", 10.0)
-        self._leases: SharedReader[tuple[list[Row], list[Row]]] = SharedReader("the leases", 5.0)
+        self._leases: SharedReader[tuple[list[Row], list[Row], list[str]]] = SharedReader("the leases", 5.0)
         self._problems: SharedReader[list[Row]] = SharedReader("the doctor's findings", 60.0)
 
     async def devices(self) -> list[Device]:
@@ -49,25 +50,31 @@ class State:
         return found
 
     async def kernels(self) -> list[Row]:
-        """Return the current kernels."""
+        """Return the current kernels; of those that wait for GPUs with their place in the queue, if it is known."""
         rows = await self._kernels.rows()
+        if any(row["queue"] for row in rows):
+            await self._look_at_leases(())
+        rows = [{**row, "queue": _placed(row["queue"], self._tickets)} for row in rows]
         self.rows = tuple(rows)
         return rows
 
     async def leases(self, devices: Sequence[Device]) -> list[Row]:
         """Return who holds which GPU; those of our kernels with the notebook's current path and the kernel's id."""
+        await self._look_at_leases(devices)
+        return _named(self._held, self.rows)
+
+    async def _look_at_leases(self, devices: Sequence[Device]) -> None:
         if time.monotonic() - self._leases_asked >= LEASES_SECONDS:
             self._leases_asked = time.monotonic()
             try:
                 seen = devices or self._known or await self.devices()
-                self._held, self._held_problems = await self._leases.do(lambda: self._look(seen))
+                self._held, self._held_problems, self._tickets = await self._leases.do(lambda: self._look(seen))
             except Exception as err:
-                self._held, self._held_problems = [], [failure("leases cannot be shown", err)]
-        return _named(self._held, self.rows)
+                self._held, self._held_problems, self._tickets = [], [failure("leases cannot be shown", err)], []
 
-    def _look(self, seen: Sequence[Device]) -> tuple[list[Row], list[Row]]:
-        rows = look.leases(seen, self._shown)
-        return rows, look.queue(rows)
+    def _look(self, seen: Sequence[Device]) -> tuple[list[Row], list[Row], list[str]]:
+        rows, waiters = look.leases(seen, self._shown), look.waiting()
+        return rows, look.queue(rows, waiters), [waiter.place[1] for waiter in waiters]
 
     def forget_leases(self) -> None:
         """Look at them again next time, because something was done to a kernel."""
@@ -132,6 +139,14 @@ def _ids(devices: Sequence[Device]) -> list[str]:
 def _distinct(problems: Sequence[Row]) -> list[Row]:
     """Return each once: the sampler may have found what the doctor finds."""
     return list({problem["what"]: problem for problem in problems}.values())
+
+
+def _placed(queue: Row | None, tickets: Sequence[str]) -> Row | None:
+    """Return for how many GPUs a kernel waits, and its place; None where it is not known yet."""
+    if queue is None:
+        return None
+    place = tickets.index(queue["ticket"]) + 1 if queue["ticket"] in tickets else None
+    return {"gpus": queue["gpus"], "place": place, "length": len(tickets) if place else None}
 
 
 def _named(leases: Sequence[Row], kernels: Sequence[Row]) -> list[Row]:

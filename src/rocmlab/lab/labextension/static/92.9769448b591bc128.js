@@ -1,4 +1,4 @@
-"use strict";(self.rspackChunkrocmlab_panel=self.rspackChunkrocmlab_panel||[]).push([[92],{757(o,a,r){var e=r(601),t=r.n(e),l=r(314),n=(r.n(l))()(t());n.push([o.id,'.uplot, .uplot *, .uplot *::before, .uplot *::after {box-sizing: border-box;}.uplot {font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Noto Sans", sans-serif, "Apple Color Emoji", "Segoe UI Emoji", "Segoe UI Symbol", "Noto Color Emoji";line-height: 1.5;width: min-content;}.u-title {text-align: center;font-size: 18px;font-weight: bold;}.u-wrap {position: relative;user-select: none;}.u-over, .u-under {position: absolute;}.u-under {overflow: hidden;}.uplot canvas {display: block;position: relative;width: 100%;height: 100%;}.u-axis {position: absolute;}.u-legend {font-size: 14px;margin: auto;text-align: center;}.u-inline {display: block;}.u-inline * {display: inline-block;}.u-inline tr {margin-right: 16px;}.u-legend th {font-weight: 600;}.u-legend th > * {vertical-align: middle;display: inline-block;}.u-legend .u-marker {width: 1em;height: 1em;margin-right: 4px;background-clip: padding-box !important;}.u-inline.u-live th::after {content: ":";vertical-align: middle;}.u-inline:not(.u-live) .u-value {display: none;}.u-series > * {padding: 4px;}.u-series th {cursor: pointer;}.u-legend .u-off > * {opacity: 0.3;}.u-select {background: rgba(0,0,0,0.07);position: absolute;pointer-events: none;}.u-cursor-x, .u-cursor-y {position: absolute;left: 0;top: 0;pointer-events: none;will-change: transform;}.u-hz .u-cursor-x, .u-vt .u-cursor-y {height: 100%;border-right: 1px dashed #607D8B;}.u-hz .u-cursor-y, .u-vt .u-cursor-x {width: 100%;border-bottom: 1px dashed #607D8B;}.u-cursor-pt {position: absolute;top: 0;left: 0;border-radius: 50%;border: 0 solid;pointer-events: none;will-change: transform;/*this has to be !important since we set inline "background" shorthand */background-clip: padding-box !important;}.u-axis.u-off, .u-select.u-off, .u-cursor-x.u-off, .u-cursor-y.u-off, .u-cursor-pt.u-off {display: none;}',""]),r.d(a,{},{A:n})},724(o,a,r){var e=r(601),t=r.n(e),l=r(314),n=(r.n(l))()(t());n.push([o.id,`/* The panel in JupyterLab and on its own page. Every colour is JupyterLab's, or one of the five below. */
+"use strict";(self.rspackChunkrocmlab_panel=self.rspackChunkrocmlab_panel||[]).push([[92],{757(a,o,r){var e=r(601),t=r.n(e),l=r(314),n=(r.n(l))()(t());n.push([a.id,'.uplot, .uplot *, .uplot *::before, .uplot *::after {box-sizing: border-box;}.uplot {font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Noto Sans", sans-serif, "Apple Color Emoji", "Segoe UI Emoji", "Segoe UI Symbol", "Noto Color Emoji";line-height: 1.5;width: min-content;}.u-title {text-align: center;font-size: 18px;font-weight: bold;}.u-wrap {position: relative;user-select: none;}.u-over, .u-under {position: absolute;}.u-under {overflow: hidden;}.uplot canvas {display: block;position: relative;width: 100%;height: 100%;}.u-axis {position: absolute;}.u-legend {font-size: 14px;margin: auto;text-align: center;}.u-inline {display: block;}.u-inline * {display: inline-block;}.u-inline tr {margin-right: 16px;}.u-legend th {font-weight: 600;}.u-legend th > * {vertical-align: middle;display: inline-block;}.u-legend .u-marker {width: 1em;height: 1em;margin-right: 4px;background-clip: padding-box !important;}.u-inline.u-live th::after {content: ":";vertical-align: middle;}.u-inline:not(.u-live) .u-value {display: none;}.u-series > * {padding: 4px;}.u-series th {cursor: pointer;}.u-legend .u-off > * {opacity: 0.3;}.u-select {background: rgba(0,0,0,0.07);position: absolute;pointer-events: none;}.u-cursor-x, .u-cursor-y {position: absolute;left: 0;top: 0;pointer-events: none;will-change: transform;}.u-hz .u-cursor-x, .u-vt .u-cursor-y {height: 100%;border-right: 1px dashed #607D8B;}.u-hz .u-cursor-y, .u-vt .u-cursor-x {width: 100%;border-bottom: 1px dashed #607D8B;}.u-cursor-pt {position: absolute;top: 0;left: 0;border-radius: 50%;border: 0 solid;pointer-events: none;will-change: transform;/*this has to be !important since we set inline "background" shorthand */background-clip: padding-box !important;}.u-axis.u-off, .u-select.u-off, .u-cursor-x.u-off, .u-cursor-y.u-off, .u-cursor-pt.u-off {display: none;}',""]),r.d(o,{},{A:n})},724(a,o,r){var e=r(601),t=r.n(e),l=r(314),n=(r.n(l))()(t());n.push([a.id,`/* The panel in JupyterLab and on its own page. Every colour is JupyterLab's, or one of the five below. */
 
 :root {
   --rocmlab-busy: #1565c0;
@@ -467,7 +467,7 @@
   border-bottom: 1px solid var(--jp-border-color2);
 }
 
-.rocmlab-Total {
+.rocmlab-Panel .rocmlab-Total {
   margin-top: 8px;
 }
 
@@ -706,6 +706,118 @@
   }
 }
 
+/* -- the compact view in a sidebar */
+
+.rocmlab-Panel.rocmlab-Compact {
+  padding: 12px;
+}
+
+.rocmlab-Compact-devices:not(:empty) {
+  margin: 10px 0 12px;
+}
+
+.rocmlab-Compact-device {
+  padding: 8px 0 10px;
+  border-top: 1px solid var(--jp-border-color2);
+}
+
+.rocmlab-Compact-head {
+  display: flex;
+  flex-wrap: wrap;
+  align-items: baseline;
+  justify-content: space-between;
+  gap: 0 8px;
+}
+
+.rocmlab-Panel .rocmlab-Compact-head h2 {
+  margin: 0;
+}
+
+.rocmlab-Compact h3 {
+  font-size: 13px;
+  font-weight: 600;
+}
+
+.rocmlab-Compact-heat,
+.rocmlab-Meter-value {
+  font-variant-numeric: tabular-nums;
+}
+
+.rocmlab-Compact-heat,
+.rocmlab-Meter-name,
+.rocmlab-Compact-state {
+  color: var(--jp-ui-font-color2);
+}
+
+.rocmlab-Compact-chips {
+  display: flex;
+  flex-wrap: wrap;
+  gap: 4px;
+}
+
+.rocmlab-Meter {
+  display: flex;
+  flex-wrap: wrap;
+  justify-content: space-between;
+  gap: 0 8px;
+  margin-top: 2px;
+}
+
+.rocmlab-Meter-bar {
+  flex: 1 0 100%;
+  height: 6px;
+  border-radius: 3px;
+  background: var(--jp-layout-color2);
+  overflow: hidden;
+}
+
+.rocmlab-Meter-bar.rocmlab-mod-unknown {
+  opacity: 0.4;
+}
+
+.rocmlab-Meter-bar > div {
+  height: 100%;
+  background: var(--rocmlab-busy);
+}
+
+.rocmlab-Meter.rocmlab-mod-memory .rocmlab-Meter-bar > div {
+  background: var(--rocmlab-memory);
+}
+
+.rocmlab-Compact-users {
+  display: grid;
+  gap: 2px;
+  margin-top: 4px !important;
+  list-style: none;
+}
+
+.rocmlab-Compact-users li {
+  overflow-wrap: anywhere;
+}
+
+.rocmlab-Compact-news {
+  margin: 8px 0 !important;
+  color: var(--rocmlab-warn);
+  font-weight: 600;
+}
+
+.rocmlab-Compact section {
+  margin-bottom: 12px;
+}
+
+.rocmlab-Compact-status {
+  color: var(--jp-ui-font-color2);
+}
+
+.rocmlab-Compact.rocmlab-mod-old .rocmlab-Compact-status {
+  color: var(--rocmlab-bad);
+  font-weight: 600;
+}
+
+.rocmlab-Compact.rocmlab-mod-old .rocmlab-Compact-devices {
+  opacity: 0.55;
+}
+
 /* -- status bar */
 
 .rocmlab-StatusItem {
@@ -744,5 +856,9 @@
   .rocmlab-Status::before {
     background: CanvasText;
   }
+
+  .rocmlab-Meter-bar > div {
+    background: Highlight !important;
+  }
 }
-`,""]),r.d(a,{},{A:n})},314(o){o.exports=function(o){var a=[];return a.toString=function(){return this.map(function(a){var r="",e=void 0!==a[5];return a[4]&&(r+="@supports (".concat(a[4],") {")),a[2]&&(r+="@media ".concat(a[2]," {")),e&&(r+="@layer".concat(a[5].length>0?" ".concat(a[5]):""," {")),r+=o(a),e&&(r+="}"),a[2]&&(r+="}"),a[4]&&(r+="}"),r}).join("")},a.i=function(o,r,e,t,l){"string"==typeof o&&(o=[[null,o,void 0]]);var n={};if(e)for(var i=0;i<this.length;i++){var c=this[i][0];null!=c&&(n[c]=!0)}for(var p=0;p<o.length;p++){var d=[].concat(o[p]);e&&n[d[0]]||(void 0!==l&&(void 0===d[5]||(d[1]="@layer".concat(d[5].length>0?" ".concat(d[5]):""," {").concat(d[1],"}")),d[5]=l),r&&(d[2]&&(d[1]="@media ".concat(d[2]," {").concat(d[1],"}")),d[2]=r),t&&(d[4]?(d[1]="@supports (".concat(d[4],") {").concat(d[1],"}"),d[4]=t):d[4]="".concat(t)),a.push(d))}},a}},601(o){o.exports=function(o){return o[1]}},72(o){var a=[];function r(o){for(var r=-1,e=0;e<a.length;e++)if(a[e].identifier===o){r=e;break}return r}function e(o,e){for(var t={},l=[],n=0;n<o.length;n++){var i=o[n],c=e.base?i[0]+e.base:i[0],p=t[c]||0,d="".concat(c," ").concat(p);t[c]=p+1;var b=r(d),m={css:i[1],media:i[2],sourceMap:i[3],supports:i[4],layer:i[5]};if(-1!==b)a[b].references++,a[b].updater(m);else{var s=function(o,a){var r=a.domAPI(a);return r.update(o),function(a){a?(a.css!==o.css||a.media!==o.media||a.sourceMap!==o.sourceMap||a.supports!==o.supports||a.layer!==o.layer)&&r.update(o=a):r.remove()}}(m,e);e.byIndex=n,a.splice(n,0,{identifier:d,updater:s,references:1})}l.push(d)}return l}o.exports=function(o,t){var l=e(o=o||[],t=t||{});return function(o){o=o||[];for(var n=0;n<l.length;n++){var i=r(l[n]);a[i].references--}for(var c=e(o,t),p=0;p<l.length;p++){var d=r(l[p]);0===a[d].references&&(a[d].updater(),a.splice(d,1))}l=c}}},659(o){var a={};o.exports=function(o,r){var e=function(o){if(void 0===a[o]){var r=document.querySelector(o);if(window.HTMLIFrameElement&&r instanceof window.HTMLIFrameElement)try{r=r.contentDocument.head}catch(o){r=null}a[o]=r}return a[o]}(o);if(!e)throw Error("Couldn't find a style target. This probably means that the value for the 'insert' parameter is invalid.");e.appendChild(r)}},540(o){o.exports=function(o){var a=document.createElement("style");return o.setAttributes(a,o.attributes),o.insert(a,o.options),a}},56(o,a,r){o.exports=function(o){var a=r.nc;a&&o.setAttribute("nonce",a)}},825(o){o.exports=function(o){if("u"<typeof document)return{update:function(){},remove:function(){}};var a=o.insertStyleElement(o);return{update:function(r){var e,t,l;e="",r.supports&&(e+="@supports (".concat(r.supports,") {")),r.media&&(e+="@media ".concat(r.media," {")),(t=void 0!==r.layer)&&(e+="@layer".concat(r.layer.length>0?" ".concat(r.layer):""," {")),e+=r.css,t&&(e+="}"),r.media&&(e+="}"),r.supports&&(e+="}"),(l=r.sourceMap)&&"u">typeof btoa&&(e+="\n/*# sourceMappingURL=data:application/json;base64,".concat(btoa(unescape(encodeURIComponent(JSON.stringify(l))))," */")),o.styleTagTransform(e,a,o.options)},remove:function(){var o;null===(o=a).parentNode||o.parentNode.removeChild(o)}}}},113(o){o.exports=function(o,a){if(a.styleSheet)a.styleSheet.cssText=o;else{for(;a.firstChild;)a.removeChild(a.firstChild);a.appendChild(document.createTextNode(o))}}},167(o,a,r){var e=r(72),t=r.n(e),l=r(825),n=r.n(l),i=r(659),c=r.n(i),p=r(56),d=r.n(p),b=r(540),m=r.n(b),s=r(113),u=r.n(s),f=r(757),h={};h.styleTagTransform=u(),h.setAttributes=d(),h.insert=c().bind(null,"head"),h.domAPI=n(),h.insertStyleElement=m(),t()(f.A,h),f.A&&f.A.locals&&f.A.locals;var x=r(724),g={};g.styleTagTransform=u(),g.setAttributes=d(),g.insert=c().bind(null,"head"),g.domAPI=n(),g.insertStyleElement=m(),t()(x.A,g),x.A&&x.A.locals&&x.A.locals}}]);
+`,""]),r.d(o,{},{A:n})},314(a){a.exports=function(a){var o=[];return o.toString=function(){return this.map(function(o){var r="",e=void 0!==o[5];return o[4]&&(r+="@supports (".concat(o[4],") {")),o[2]&&(r+="@media ".concat(o[2]," {")),e&&(r+="@layer".concat(o[5].length>0?" ".concat(o[5]):""," {")),r+=a(o),e&&(r+="}"),o[2]&&(r+="}"),o[4]&&(r+="}"),r}).join("")},o.i=function(a,r,e,t,l){"string"==typeof a&&(a=[[null,a,void 0]]);var n={};if(e)for(var i=0;i<this.length;i++){var c=this[i][0];null!=c&&(n[c]=!0)}for(var p=0;p<a.length;p++){var m=[].concat(a[p]);e&&n[m[0]]||(void 0!==l&&(void 0===m[5]||(m[1]="@layer".concat(m[5].length>0?" ".concat(m[5]):""," {").concat(m[1],"}")),m[5]=l),r&&(m[2]&&(m[1]="@media ".concat(m[2]," {").concat(m[1],"}")),m[2]=r),t&&(m[4]?(m[1]="@supports (".concat(m[4],") {").concat(m[1],"}"),m[4]=t):m[4]="".concat(t)),o.push(m))}},o}},601(a){a.exports=function(a){return a[1]}},72(a){var o=[];function r(a){for(var r=-1,e=0;e<o.length;e++)if(o[e].identifier===a){r=e;break}return r}function e(a,e){for(var t={},l=[],n=0;n<a.length;n++){var i=a[n],c=e.base?i[0]+e.base:i[0],p=t[c]||0,m="".concat(c," ").concat(p);t[c]=p+1;var b=r(m),d={css:i[1],media:i[2],sourceMap:i[3],supports:i[4],layer:i[5]};if(-1!==b)o[b].references++,o[b].updater(d);else{var s=function(a,o){var r=o.domAPI(o);return r.update(a),function(o){o?(o.css!==a.css||o.media!==a.media||o.sourceMap!==a.sourceMap||o.supports!==a.supports||o.layer!==a.layer)&&r.update(a=o):r.remove()}}(d,e);e.byIndex=n,o.splice(n,0,{identifier:m,updater:s,references:1})}l.push(m)}return l}a.exports=function(a,t){var l=e(a=a||[],t=t||{});return function(a){a=a||[];for(var n=0;n<l.length;n++){var i=r(l[n]);o[i].references--}for(var c=e(a,t),p=0;p<l.length;p++){var m=r(l[p]);0===o[m].references&&(o[m].updater(),o.splice(m,1))}l=c}}},659(a){var o={};a.exports=function(a,r){var e=function(a){if(void 0===o[a]){var r=document.querySelector(a);if(window.HTMLIFrameElement&&r instanceof window.HTMLIFrameElement)try{r=r.contentDocument.head}catch(a){r=null}o[a]=r}return o[a]}(a);if(!e)throw Error("Couldn't find a style target. This probably means that the value for the 'insert' parameter is invalid.");e.appendChild(r)}},159(a){a.exports=function(a){var o=document.createElement("style");return a.setAttributes(o,a.attributes),a.insert(o,a.options),o}},56(a,o,r){a.exports=function(a){var o=r.nc;o&&a.setAttribute("nonce",o)}},825(a){a.exports=function(a){if("u"<typeof document)return{update:function(){},remove:function(){}};var o=a.insertStyleElement(a);return{update:function(r){var e,t,l;e="",r.supports&&(e+="@supports (".concat(r.supports,") {")),r.media&&(e+="@media ".concat(r.media," {")),(t=void 0!==r.layer)&&(e+="@layer".concat(r.layer.length>0?" ".concat(r.layer):""," {")),e+=r.css,t&&(e+="}"),r.media&&(e+="}"),r.supports&&(e+="}"),(l=r.sourceMap)&&"u">typeof btoa&&(e+="\n/*# sourceMappingURL=data:application/json;base64,".concat(btoa(unescape(encodeURIComponent(JSON.stringify(l))))," */")),a.styleTagTransform(e,o,a.options)},remove:function(){var a;null===(a=o).parentNode||a.parentNode.removeChild(a)}}}},113(a){a.exports=function(a,o){if(o.styleSheet)o.styleSheet.cssText=a;else{for(;o.firstChild;)o.removeChild(o.firstChild);o.appendChild(document.createTextNode(a))}}},167(a,o,r){var e=r(72),t=r.n(e),l=r(825),n=r.n(l),i=r(659),c=r.n(i),p=r(56),m=r.n(p),b=r(159),d=r.n(b),s=r(113),u=r.n(s),f=r(757),h={};h.styleTagTransform=u(),h.setAttributes=m(),h.insert=c().bind(null,"head"),h.domAPI=n(),h.insertStyleElement=d(),t()(f.A,h),f.A&&f.A.locals&&f.A.locals;var x=r(724),g={};g.styleTagTransform=u(),g.setAttributes=m(),g.insert=c().bind(null,"head"),g.domAPI=n(),g.insertStyleElement=d(),t()(x.A,g),x.A&&x.A.locals&&x.A.locals}}]);
