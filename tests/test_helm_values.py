@@ -1,4 +1,4 @@
-"""The values for Zero to JupyterHub, as far as that is possible without the chart; `docs/verification.md` has the rest."""
+"""The values for Zero to JupyterHub, as far as that is possible without the chart (see `docs/verification.md`)."""
 
 from __future__ import annotations
 
