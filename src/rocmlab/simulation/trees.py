@@ -55,17 +55,17 @@ class Tree:
 
     def write(self, root: Path, *, character_nodes: bool = False) -> None:
         """Write everything below `root`, where nothing of it may exist yet."""
-        made: set[Path] = set()
-        for path in sorted(self.folders):
-            (root / path).mkdir(parents=True, exist_ok=True)
+        top = f"{root}/"  # text: objects for a thousand paths cost as much as the files
+        folders = {os.path.dirname(path) for path in (*self.files, *self.links, *self.nodes)} | self.folders
+        made: set[str] = set()
+        for folder in sorted(folders):
+            _make_folder((top + folder).rstrip("/"), made)
         for path, content in self.files.items():
-            _parent(root / path, made)
-            (root / path).write_bytes(content)
+            with open(top + path, "wb") as file:
+                file.write(content)
         for path, target in self.links.items():
-            _parent(root / path, made)
-            os.symlink(os.path.relpath(target, os.path.dirname(path)), root / path)
+            os.symlink(os.path.relpath(target, os.path.dirname(path)), top + path)
         for path, node in self.nodes.items():
-            _parent(root / path, made)
             write_node(root / path, node, is_character=character_nodes)
 
 
@@ -115,10 +115,10 @@ def apply_change(root: Path, before: Tree, after: Tree) -> None:
         (root / path).unlink(missing_ok=True)
     for folder in sorted({os.path.dirname(path) for path in gone} | (before.folders - after.folders), reverse=True):
         _prune(root, folder, after)
-    made: set[Path] = set()
+    made: set[str] = set()
     for path, content in after.files.items():
         if path not in before.files:
-            _parent(root / path, made)
+            _make_folder(os.path.dirname(f"{root}/{path}"), made)
             place(root / path, content)
         elif content != before.files[path]:
             rewrite(root / path, content)
@@ -150,10 +150,17 @@ def _prune(root: Path, folder: str, after: Tree) -> None:
         folder = os.path.dirname(folder)
 
 
-def _parent(path: Path, made: set[Path]) -> None:
-    if path.parent not in made:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made.add(path.parent)
+def _make_folder(path: str, made: set[str]) -> None:
+    """Make a folder and its parents, but those that were made before."""
+    if path not in made:
+        made.add(path)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            _make_folder(os.path.dirname(path), made)
+            os.mkdir(path)
 
 
 def _is_below(path: str, prefix: str) -> bool:
