@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,9 @@ from rocmlab.base import extras
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: children would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+if shutil.which("node"):
+    os.environ["PATH"] = os.pathsep.join([str(Path(__file__).parent / "programs"), os.environ["PATH"]])
 
 OURS = (
     "BACKEND",

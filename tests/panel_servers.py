@@ -22,20 +22,26 @@ from rocmlab.lab import install
 
 TOKEN = "t" * 32
 METRICS_TOKEN = "m" * 32
+JUPYTERLABS = ("jupyterlab", "jupyter_lsp", "jupyter_server_proxy", "jupyter_server_terminals", "notebook_shim")
+ALONE = f"--ServerApp.jpserver_extensions={dict.fromkeys(JUPYTERLABS, False)}"  # our extension without JupyterLab
 IN_ACCESS = 1  # of <sys/inotify.h>: a file was read
 EVENT_BYTES = 16  # of struct inotify_event, for a watched file
 
 
 class Server:
-    """One server process."""
+    """One server process: JupyterLab's, or one with our extension alone, which takes half as much to start."""
 
-    def __init__(self, host: Host, *words: str, base_url: str = "/", **environment: str) -> None:
+    def __init__(
+        self, host: Host, *words: str, base_url: str = "/", has_jupyterlab: bool = False, **environment: str
+    ) -> None:
         self.port = free_port()
         self.base_url = base_url
         install.main(["--prefix", str(host.prefix)])
         self.folder = host.prefix.parent
         self.log_path = self.folder / "server.log"
         command = [sys.executable, "-m", "jupyter_server", f"--ServerApp.port={self.port}", "--allow-root"]
+        if not has_jupyterlab:
+            command.append(ALONE)
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
                 [*command, "--ServerApp.ip=127.0.0.1", f"--ServerApp.base_url={base_url}", *words],

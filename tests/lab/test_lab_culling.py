@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import pytest
 from clones import free_port
 from kernel_hosts import WAIT_SECONDS, Host, Talk, until
+from panel_servers import ALONE
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
@@ -45,7 +46,7 @@ class Server:
         self.log_path = host.prefix.parent / "server.log"
         environment = {**os.environ, "JUPYTER_TOKEN": TOKEN, "CULL_IDLE_GPU_KERNELS_SECONDS": limit}
         environment["JUPYTER_CONFIG_DIR"] = str(host.prefix / "etc/jupyter")
-        command = [sys.executable, "-m", "jupyter_server", f"--ServerApp.port={self.port}", "--allow-root"]
+        command = [sys.executable, "-m", "jupyter_server", f"--ServerApp.port={self.port}", "--allow-root", ALONE]
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
                 [*command, "--ServerApp.ip=127.0.0.1"],

@@ -21,7 +21,7 @@ PROTOCOLS = (None, ["v1.kernel.websocket.jupyter.org"])
 def server(host: Host) -> Iterator[Server]:
     """A server whose kernels are this interpreter."""
     host.offer()
-    found = Server(host)
+    found = Server(host, has_jupyterlab=True)
     try:
         yield found.up()
     finally:

@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("proxied")
     with pytest.MonkeyPatch.context() as patch, simulated_host(folder, patch) as host:
         host.offer()
-        found = Server(host, base_url=BASE, LAB_BASE_URL=BASE, ROCMLAB_EXTRAS="proxy,tensorboard")
+        found = Server(host, base_url=BASE, has_jupyterlab=True, LAB_BASE_URL=BASE, ROCMLAB_EXTRAS="proxy,tensorboard")
         try:
             yield found.up()
         finally:

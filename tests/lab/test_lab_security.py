@@ -106,7 +106,8 @@ def over_tls(bound: dict[str, str], path: str, token: str | None = TOKEN, host: 
 @pytest.fixture(scope="module")
 def server(host: Host, bound: dict[str, str]) -> Iterator[Server]:
     """A server below a base URL, with all secrets in its environment, a proxy's names allowed, and TLS."""
-    found = Server(host, base_url=BASE, HF_TOKEN="hf-of-the-user", ALLOWED_HOSTS=ALLOWED, **bound, **SECRETS)
+    variables = {**bound, **SECRETS, "HF_TOKEN": "hf-of-the-user", "ALLOWED_HOSTS": ALLOWED}
+    found = Server(host, base_url=BASE, has_jupyterlab=True, **variables)
     (found.folder / "kept.txt").write_text("kept")
     try:
         yield found.up()

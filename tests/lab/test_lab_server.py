@@ -53,7 +53,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("panel")
     with pytest.MonkeyPatch.context() as patch, simulated_host(folder, patch) as host:
         host.offer()
-        server = Server(host, base_url="/x/y/", IDLE_GPU_WARNING_SECONDS="1")
+        server = Server(host, base_url="/x/y/", has_jupyterlab=True, IDLE_GPU_WARNING_SECONDS="1")
         try:
             yield Lab(host, folder / "host", server.up())
         finally:
