@@ -29,7 +29,7 @@ from rocmlab.lab import install
 from rocmlab.stack import project as projects
 from rocmlab.stack import settings
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 180.0  # a machine that is three times slower, and runs other tests as well
 PASSWORD = "a password of the tests"
 FIRST_UID = 61_300
 
@@ -226,6 +226,12 @@ class Client:
     def state(self) -> dict:
         """Return what the hub says of the user."""
         return self.api("GET", f"/hub/api/users/{self.user}").json()
+
+    def ensure(self, gpus: str) -> Client:
+        """Start the lab unless it runs."""
+        if not self.state()["servers"]:
+            self.spawn(gpus)
+        return self.ready()
 
     def ready(self) -> Client:
         """Wait until the lab answers, and open it."""

@@ -30,8 +30,9 @@ def labs(machine: Machine) -> Iterator[tuple[Client, Client]]:
 
 
 @pytest.fixture(autouse=True)
-def ended(machine: Machine) -> Iterator[None]:
-    """The machine is neither drained nor has a message after a test."""
+def ended(machine: Machine, labs: tuple[Client, Client]) -> Iterator[None]:
+    """The lab runs before a test; after it the machine is neither drained nor has a message."""
+    labs[1].ensure("1")
     yield
     chief = machine.client("chief")
     for action in ("undrain", "message"):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
 
 pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.browser]
-WAIT_MS = 90_000
+WAIT_MS = 180_000
 
 
 def enter(context: BrowserContext, machine: Machine, user: str) -> Page:

@@ -29,6 +29,13 @@ def labs(machine: Machine) -> Iterator[tuple[Client, Client]]:
         client.stop_lab()
 
 
+@pytest.fixture(autouse=True)
+def running(labs: tuple[Client, Client]) -> None:
+    """Both labs run, also after a test that has stopped one."""
+    for client in labs:
+        client.ensure("1")
+
+
 def holders(machine: Machine) -> list[str]:
     """Return whose each simulated GPU is."""
     return sorted(holder.owner or "" for holder in machine.holders())
@@ -56,33 +63,6 @@ def test_a_kernel_of_such_a_lab_gets_its_gpu(machine: Machine, labs: tuple[Clien
         assert holders(machine) == ["ada", "bob"]
     finally:
         ada.lab("DELETE", f"api/kernels/{kernel['id']}")
-
-
-def test_a_lab_that_computes_is_not_stopped_as_idle(machine: Machine, labs: tuple[Client, Client]) -> None:
-    """A cell that prints nothing counts, and JupyterHub's culler stops the lab next to it, in which nothing runs."""
-    ada, bob = labs
-    kernel = ada.lab("POST", "api/kernels", {"name": "torch"}).json()["id"]
-    ada.execute(kernel, "import time; time.sleep(3600)")
-
-    def active(client: Client) -> datetime:
-        return datetime.fromisoformat(client.state()["servers"][""]["last_activity"].replace("Z", "+00:00"))
-
-    wait(lambda: active(ada) - active(bob) > timedelta(seconds=10))
-    idle_seconds = int((datetime.now(timezone.utc) - active(bob)).total_seconds())
-    chief = machine.client("chief")
-    token = chief.api("POST", "/hub/api/users/chief/tokens", {"note": "culler"}).json()["token"]
-    options = [f"--url={machine.url}/hub/api", f"--timeout={idle_seconds}", "--cull-every=3600"]
-    command = [sys.executable, "-m", "jupyterhub_idle_culler", *options]
-    with subprocess.Popen(command, env={**os.environ, "JUPYTERHUB_API_TOKEN": token}) as culler:
-        try:
-            wait(lambda: not bob.state()["servers"])
-        finally:
-            culler.terminate()
-
-    assert ada.state()["servers"][""]["ready"]
-    ada.lab("DELETE", f"api/kernels/{kernel}")
-    bob.spawn("1")
-    bob.ready()
 
 
 def test_the_start_page_shows_who_has_the_gpus(machine: Machine, labs: tuple[Client, Client]) -> None:
@@ -177,3 +157,28 @@ def test_metrics_name_user_and_lab(machine: Machine, labs: tuple[Client, Client]
     for client in labs:
         lines = client.lab("GET", "rocmlab/metrics").text.splitlines()
         assert f'rocmlab_lab_info{{lab="{machine.found.name}",user="{client.user}"}} 1.0' in lines
+
+
+def test_a_lab_that_computes_is_not_stopped_as_idle(machine: Machine, labs: tuple[Client, Client]) -> None:
+    """A cell that prints nothing counts, and JupyterHub's culler stops the lab next to it, in which nothing runs."""
+    ada, bob = labs
+    kernel = ada.lab("POST", "api/kernels", {"name": "torch"}).json()["id"]
+    ada.execute(kernel, "import time; time.sleep(3600)")
+
+    def active(client: Client) -> datetime:
+        return datetime.fromisoformat(client.state()["servers"][""]["last_activity"].replace("Z", "+00:00"))
+
+    wait(lambda: active(ada) - active(bob) > timedelta(seconds=10))
+    idle_seconds = int((datetime.now(timezone.utc) - active(bob)).total_seconds())
+    chief = machine.client("chief")
+    token = chief.api("POST", "/hub/api/users/chief/tokens", {"note": "culler"}).json()["token"]
+    options = [f"--url={machine.url}/hub/api", f"--timeout={idle_seconds}", "--cull-every=3600"]
+    command = [sys.executable, "-m", "jupyterhub_idle_culler", *options]
+    with subprocess.Popen(command, env={**os.environ, "JUPYTERHUB_API_TOKEN": token}) as culler:
+        try:
+            wait(lambda: not bob.state()["servers"])
+        finally:
+            culler.terminate()
+
+    assert ada.state()["servers"][""]["ready"]
+    ada.lab("DELETE", f"api/kernels/{kernel}")
