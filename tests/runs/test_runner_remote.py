@@ -24,6 +24,16 @@ pytestmark = pytest.mark.cluster
 RUN_SECONDS = 180.0
 WHERE = "import os, rocmlab\nrocmlab.record(node=os.environ['ROCMLAB_NODE'], hip=os.environ['HIP_VISIBLE_DEVICES'])"
 
+WHOSE = """
+from pathlib import Path
+from rocmlab.devices import discover
+from rocmlab.kernels.leases import Leases
+gpus = [each for each in discover() if each.backend == 'rocm' and each.is_usable]
+titles = [path.read_text().strip('\\0 ') for path in Path('/proc').glob('[0-9]*/cmdline') if os.access(path, os.R_OK)]
+tasks = [title for title in titles if title.startswith('ray::rocmlab pair')]
+rocmlab.record(owner=Leases.of_host().held(gpus)[gpus[0]].owner, task=tasks[0])
+"""
+
 
 @dataclass
 class Lab:
@@ -115,7 +125,7 @@ def test_jobs_run_on_both_nodes_with_the_gpus_that_ray_gave(lab: Lab) -> None:
     """Each notebook sees one GPU of its node; ends of every kind are reported as on one machine."""
     busy = ["import time; time.sleep(4)"] * 2  # until a busy machine has started workers on the second node
     names = [lab.write(f"w{number}", *busy, WHERE) for number in range(4)]
-    names.append(lab.write("pair", WHERE, rocmlab={"gpus": 2}))
+    names.append(lab.write("pair", WHERE, WHOSE, rocmlab={"gpus": 2}))
     names.append(lab.write("none", WHERE, rocmlab={"gpus": 0}))
     names.append(lab.write("fails", "1/0"))
     sleep = "try: time.sleep(600)\nexcept KeyboardInterrupt:\n    rocmlab.record(woken=True)\n    raise"
@@ -130,7 +140,7 @@ def test_jobs_run_on_both_nodes_with_the_gpus_that_ray_gave(lab: Lab) -> None:
         )
     )
 
-    code, said = lab.run(*names, "--cell-timeout", "5", "--name", "both")
+    code, said = lab.run(*names, "--cell-timeout", "5", "--name", "both", ROCMLAB_USER="ada")
 
     results = lab.results("both")
     jobs = by_name(results)
@@ -150,6 +160,8 @@ def test_jobs_run_on_both_nodes_with_the_gpus_that_ray_gave(lab: Lab) -> None:
         assert recorded["hip"] == (",".join(masks) or "-1")
     assert {jobs[f"w{number}"]["recorded"]["node"] for number in range(4)} == {"head", "second"}
     assert len(jobs["pair"]["devices"]) == 2
+    assert jobs["pair"]["recorded"]["owner"] == "ada", "on the node as well"
+    assert jobs["pair"]["recorded"]["task"] == "ray::rocmlab pair of ada", "as the cluster's status shows it"
     assert jobs["none"]["devices"][0]["backend"] == "cpu"
     assert jobs["slow"]["recorded"] == {"woken": True}, "its cell was interrupted, though Ray's processes block SIGINT"
     assert len(jobs["dies"]["attempts"]) == 1

@@ -28,6 +28,7 @@ from rocmlab.cluster.executor.nodes import RemoteNode
 from rocmlab.cluster.executor.places import ClusterPlaces, RemotePlace
 from rocmlab.cluster.executor.remote_job import RemoteJob, RemoteRun
 from rocmlab.cluster.executor.supervising import RemoteSupervisor
+from rocmlab.kernels.holders import Holder
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import Job
 from rocmlab.runs.scheduling.place import Place
@@ -141,7 +142,8 @@ class Cluster:
         nonce = secrets.token_hex(16)
         files.write_text(folder.path / delivery.NONCE, nonce)
         groups = Counter(map(group_of, jobs))
-        run = RemoteRun(secrets.token_hex(6), str(folder.path), nonce, self.exchange, warm, groups)
+        user = Holder.here("").owner or "an unknown user"
+        run = RemoteRun(secrets.token_hex(6), str(folder.path), nonce, self.exchange, warm, groups, user)
         await self.send({"do": "begin", "file": await asyncio.to_thread(self._leave, "run", run)})
         self._pump = asyncio.create_task(self._hear_all())
 

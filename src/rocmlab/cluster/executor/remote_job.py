@@ -21,6 +21,7 @@ class RemoteRun:
     exchange: str | None  # where files of nodes that do not have the run folder are left; None: Ray itself brings them
     warm: str  # `auto` or `off`
     groups: Mapping[Group, int]  # how many of its jobs can share a fork server
+    user: str  # who started it, as leases name users
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class Submitter:
             "num_gpus": place.count,
             "max_retries": 0,  # the runner knows better what may be retried
             "num_returns": "streaming",
-            "name": f"rocmlab {remote.job.name}",
+            "name": f"rocmlab {remote.job.name} of {self.run.user}",
         }
         if not place.count:
             options["resources"] = {"cpu_place": 1}

@@ -32,7 +32,7 @@ from rocmlab.cluster.executor.nodes import masked
 from rocmlab.cluster.executor.remote_job import RemoteJob, RemoteRun
 from rocmlab.cluster.node import session
 from rocmlab.devices import Device, discover
-from rocmlab.kernels import kernelspec
+from rocmlab.kernels import holders, kernelspec
 from rocmlab.kernels.recipes import Recipe
 from rocmlab.notebook.outcome import Outcome
 from rocmlab.runs.scheduling.place import Place
@@ -137,6 +137,7 @@ def execute(run: RemoteRun, remote: RemoteJob, gpus: Mapping[str, int], notebook
     import ray
 
     session.restore_signals()
+    os.environ[holders.USER] = run.user  # whom its leases name; a process of Ray takes jobs of one user after another's
     state = _state_of(run.token)
     events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
     node_id = str(ray.get_runtime_context().get_node_id())
