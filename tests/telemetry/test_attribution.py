@@ -142,6 +142,48 @@ def test_a_known_address_space_leads_to_the_notebook(tmp_path: Path) -> None:
     assert not any(each.owner.is_estimated for each in found)
 
 
+FDINFO = """pos:\t0
+flags:\t02100002
+mnt_id:\t25
+ino:\t1057
+drm-driver:\tamdgpu
+drm-client-id:\t{client}
+drm-pdev:\t{address}
+pasid:\t{pasid}
+drm-total-vram:\t{kibibytes} KiB
+drm-memory-vram:\t{kibibytes} KiB
+drm-memory-gtt:\t4096 KiB
+"""
+
+
+@pytest.mark.parametrize("is_exact", [True, False], ids=["address space id", "memory, as since Linux 6.15"])
+def test_two_labs_at_once_name_their_own_kernels_and_none_of_the_others(tmp_path: Path, is_exact: bool) -> None:
+    """Each sees all four processes of the driver's list, and its own two kernels, under the same numbers."""
+    uses = [GpuUse(FREE + turn, turn % 2, vram_bytes=(2 + 3 * turn) * GIB) for turn in range(4)]
+    labs = {"ann": (uses[0], uses[3]), "bob": (uses[1], uses[2])}
+    found = {}
+    for user, own in labs.items():
+        container = Container(tmp_path / user, *uses)
+        for pid, use in zip((41, 42), own, strict=True):
+            text = FDINFO.format(
+                client=100 + use.pid - FREE,
+                address=container.devices[use.gpu].pci_address,
+                pasid=32770 + use.pid - FREE if is_exact else 0,
+                kibibytes=use.vram_bytes // 1024,
+            )
+            path = f"/home/{user}/{use.pid - FREE}.ipynb"
+            hosts.write(container.add(pid, KERNEL, notebook(path)) / "fdinfo/6", text)
+        found[user] = {each.pid - FREE: each.owner for each in container.attributed()}
+
+    for user, own in labs.items():
+        numbers = {use.pid - FREE for use in own}
+        assert sorted(found[user]) == [0, 1, 2, 3]
+        for number, owner in found[user].items():
+            expected = f"/home/{user}/{number}.ipynb" if number in numbers else None
+            assert (owner.notebook if owner else None) == expected
+            assert number not in numbers or owner.is_estimated is not is_exact
+
+
 def test_an_estimate_says_so(tmp_path: Path) -> None:
     """One kernel that has opened the driver, one process on the GPU; its fork is none of its own."""
     container = Container(tmp_path, GpuUse(FREE, 1))
