@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -11,12 +12,14 @@ import clients
 import pytest
 from clients import Server
 from clones import UNCOMPILED, UNUSED_TO_START, Clone, clone, lighten, printed_url
+from test_native_notebooks import watched
 
 from rocmlab.base import confidential, installation
 from rocmlab.stack import server
 
 pytestmark = pytest.mark.native
 INSTALL_SECONDS = 1200.0
+EPOCHS = int(os.environ.get("MNIST_EPOCHS", "1"))  # `make test-long` trains 10
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +47,14 @@ def test_make_up_says_what_it_chose_and_ends_with_a_url_that_answers(lab: Clone,
     assert "backend cpu, runtime native (no GPU found, no Docker engine)" in first_up
     assert "devices   CPU" in first_up
     assert str(lab.folder / "share") in first_up
-    with server.OPENER.open(url, timeout=10) as answer:
+    with server.OPENER.open(url, timeout=60) as answer:
         assert answer.status == 200
     assert clients.ask(lab.port, "wrong", "/api/status")[0] == 403
 
 
 def test_the_kernels_of_both_frameworks_are_offered_and_no_other(lab: Clone, first_up: str) -> None:
     """JupyterLab's own kernel, which has no framework to offer, is gone."""
-    specs = clients.ask(lab.port, lab.env["JUPYTER_TOKEN"], "/api/kernelspecs", timeout_seconds=10)[1]
+    specs = clients.ask(lab.port, lab.env["JUPYTER_TOKEN"], "/api/kernelspecs", timeout_seconds=60)[1]
 
     assert {"tensorflow", "torch"} == set(specs["kernelspecs"])
 
@@ -107,17 +110,19 @@ def _has(path: Path, secrets: list[str]) -> bool:
 
 
 def test_run_notebooks_trains_on_all_of_mnist(lab: Clone, first_up: str) -> None:
-    """Headless, the main notebook reaches 98 % after 10 epochs on the 60,000 real digits."""
-    done = lab.make("run-notebooks", NOTEBOOKS="01_mnist_fc")
+    """Headless, the main notebook meets its bar on the 60,000 real digits: 98 % after its 10 epochs."""
+    with watched(lab) as watch:
+        done = lab.make("run-notebooks", NOTEBOOKS="01_mnist_fc", PARAMS=f"epochs={EPOCHS}")
 
     runs = sorted((lab.folder / "share/runs").iterdir())
     results = json.loads((runs[-1] / "results.json").read_text())
     (job,) = results["jobs"]
     assert job["status"] == "ok"
-    assert job["recorded"]["acceptance"]["value"] >= 0.98
+    assert job["recorded"]["acceptance"]["value"] >= (0.98 if EPOCHS == 10 else 0.945)
     assert {"cpu"} == {device["backend"] for device in job["devices"]}
     assert "01_mnist_fc" in done.stdout
     assert list(runs[-1].glob("*.html"))
+    assert watch.outside() == []
 
 
 def test_data_sets_are_listed_without_a_word_of_the_lab(lab: Clone, first_up: str) -> None:
