@@ -24,6 +24,7 @@ log = logging.getLogger("rocmlab")
 
 FIRST_SECONDS = 0.05  # a lock may be looked at just then
 POLL_SECONDS = 0.25
+LONG_SECONDS, LONG_POLL_SECONDS = 10.0, 1.0  # who waits that long for others waits for long
 WORTH_TELLING_SECONDS = 1.0
 FEWER_SECONDS = 5.0  # after which a job that may begin with fewer GPUs takes those that others have not leased
 CPU_SECONDS = 60.0  # after which it gives up its place, so that it does not keep the others of its run waiting
@@ -89,7 +90,7 @@ class Claim:
             if is_its_turn and not self._is_settled and not has_said:
                 self._say_who()
                 has_said = True
-            pause = POLL_SECONDS
+            pause = POLL_SECONDS if self._waited_seconds() < LONG_SECONDS else LONG_POLL_SECONDS
         if self.failure:
             return False
         if has_said:
@@ -101,13 +102,16 @@ class Claim:
 
     def _has_given_up(self) -> bool:
         """Begin to count at the first look; note who has the GPUs when a job that can do without has waited enough."""
-        now = time.monotonic()
-        self._waits_since = self._waits_since or now
-        if not self._place.fewest or now - self._waits_since < CPU_SECONDS:
+        self._waits_since = self._waits_since or time.monotonic()
+        if not self._place.fewest or self._waited_seconds() < CPU_SECONDS:
             return False
         needed = formatting.plural(self._place.fewest, "GPU")
         self.why_not = f"it needs {needed}, and for {CPU_SECONDS:g} s too few were free: {'; '.join(self._holders())}"
         return True
+
+    def _waited_seconds(self) -> float:
+        """Return for how long others have had what it claims; 0 before its turn."""
+        return time.monotonic() - self._waits_since if self._waits_since else 0.0
 
     def release(self) -> None:
         """Close this process's copies of the lease's descriptors."""
@@ -150,7 +154,7 @@ class Claim:
         if not options:
             return
         fewest = self._count
-        if self._place.fewest and self._waits_since and time.monotonic() - self._waits_since >= FEWER_SECONDS:
+        if self._place.fewest and self._waited_seconds() >= FEWER_SECONDS:
             fewest = self._place.fewest
         for count in range(self._count, fewest - 1, -1):
             try:
