@@ -18,6 +18,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -296,7 +297,21 @@ def with_uv(arguments: list[str]) -> str:
     finally:
         for lock in (Path(sys.prefix, ".lock"), *(Path("/tmp").glob("uv-*.lock") if BUILDS_PIP.exists() else ())):
             lock.unlink(missing_ok=True)  # uv's, open for every user to write
+    if not code and BUILDS_PIP.exists():
+        forget_times(Path(sysconfig.get_path("purelib")))
     return f"it ended with exit code {code}" if code else ""
+
+
+def forget_times(packages: Path) -> None:
+    """Remove uv's notes of when local wheels were made, in which two builds of one image would differ.
+
+    uv reads them to install such a wheel again when it has changed; in an image nothing does.
+    """
+    for note in packages.glob("*.dist-info/uv_cache.json"):
+        record = note.with_name("RECORD")
+        lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
+        record.write_text("".join(each for each in lines if f"/{note.name}," not in each), encoding="utf-8")
+        note.unlink()
 
 
 def with_pip(arguments: list[str]) -> int:

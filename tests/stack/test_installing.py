@@ -377,8 +377,11 @@ class TestInstaller:
         assert done.returncode != 0
         assert "ERROR: No matching distribution found for no-such-package" in done.stderr
 
-    def test_uv_itself_installs(self, environment: Path, tmp_path: Path) -> None:
-        """From a folder of wheels that pip's settings name, with hashes, and into this environment."""
+    def test_uv_itself_installs(self, install: ModuleType, environment: Path, tmp_path: Path) -> None:
+        """From a folder of wheels that pip's settings name, with hashes, and into this environment.
+
+        When the wheel was made is not kept in an image.
+        """
         import uv
 
         made = wheel(tmp_path / "wheels", "by_uv")
@@ -410,6 +413,14 @@ class TestInstaller:
         assert not [path for path in environment.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o002]
         assert again.returncode != 0
         assert "HASHES" in again.stderr
+        recorded = (site / "by_uv-1.0.dist-info/RECORD").read_text().splitlines()
+        install.forget_times(site)
+        note = "by_uv-1.0.dist-info/uv_cache.json"
+        assert not (site / note).exists()
+        left = (site / "by_uv-1.0.dist-info/RECORD").read_text().splitlines()
+        assert [line for line in recorded if line not in left] == [
+            line for line in recorded if line.startswith(f"{note},")
+        ]
 
     @pytest.mark.parametrize("has_uv", [True, False])
     @pytest.mark.parametrize("setting", ["extra-index-url", "find-links"])
