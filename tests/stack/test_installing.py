@@ -414,8 +414,9 @@ class TestInstaller:
         assert again.returncode != 0
         assert "HASHES" in again.stderr
         recorded = (site / "by_uv-1.0.dist-info/RECORD").read_text().splitlines()
-        install.forget_times(site)
         note = "by_uv-1.0.dist-info/uv_cache.json"
+        assert (site / note).exists()
+        install.forget_times(site)
         assert not (site / note).exists()
         left = (site / "by_uv-1.0.dist-info/RECORD").read_text().splitlines()
         assert [line for line in recorded if line not in left] == [
