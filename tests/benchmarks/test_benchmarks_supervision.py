@@ -47,7 +47,7 @@ def test_kernels_are_left_out() -> None:
     assert 0.45 < with_it - without < 1.0
 
 
-@pytest.mark.parametrize(("terminal", "jobs"), [(True, 4), (False, 2)])
+@pytest.mark.parametrize(("terminal", "jobs"), [(True, 2), pytest.param(False, 2, marks=pytest.mark.long)])
 def test_jobs_are_watched_side_by_side(terminal: bool, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real run on some simulated GPUs, shortened; anyone who watches uses something, and far less than a core."""
     monkeypatch.setattr(supervision, "JOBS", jobs)

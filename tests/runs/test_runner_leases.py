@@ -305,8 +305,13 @@ def test_no_schedule_leads_to_a_double_lease(tmp_path: Path) -> None:
     """In thousands of steps of random holders, preempted between locks, a device never has two, and none is lost."""
     Schedules.folder = tmp_path
     Schedules.steps = Schedules.taken = Schedules.preempted = Schedules.refused = 0
+    examples = max(1, STEPS // 2500)  # one has about so many steps
     quiet = settings(
-        max_examples=20, stateful_step_count=20, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples,
+        stateful_step_count=20,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
     )
 
     while Schedules.steps < STEPS:
