@@ -41,7 +41,7 @@ def test_options_before_the_command_count(place: Place) -> None:
     "arguments",
     [
         ("install", "--config-settings", "a=b", "torch==9.9"),
-        ("install", "--report", "report.json", "torch==9.9"),
+        pytest.param(("install", "--report", "report.json", "torch==9.9"), marks=pytest.mark.long),
         ("uninstall", "-y", "-r", "list.txt"),
     ],
 )
