@@ -61,6 +61,10 @@ def test_each_user_is_counted_what_their_leases_last(host: Host) -> None:
     first.read()
     first.close()
     assert hours(host) == {ADA: 14, BOB: 16}
+    energy = usage.read(host.state)[1][ADA]
+    assert energy.energy_joules is not None
+    assert energy.energy_joules > 0
+    assert energy.is_energy_whole  # nothing is missing of a lease that was seen from its begin
 
     host.held.pop(host.gpus[1])
     host.now += 1000  # the hub is stopped, and the lab of one runs on

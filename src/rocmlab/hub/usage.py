@@ -78,7 +78,7 @@ class Usage:
         self.users = {int(uid): Used(**used) for uid, used in found.get("users", {}).items()}
         self._seen_seconds: float = found.get("seen_seconds", now())
         self._leases = {name: _Lease(**lease) for name, lease in found.get("leases", {}).items()}
-        self._joules: dict[str, float | None] = {}  # by lock, what the sampler had counted at the last reading
+        self._joules: dict[str, float] = {}  # by lock, what the sampler had counted at the last reading
 
     def read(self) -> None:
         """Bring the sums up to date, and write them."""
@@ -93,7 +93,8 @@ class Usage:
             used.gpu_seconds += max(0.0, now - begun)
             self._add_energy(used, joules[name], self._joules.get(name), is_new=before != lease, late=now - begun)
         is_news = bool(leases or self._leases) or not self._path.exists()
-        self._leases, self._joules, self._seen_seconds = leases, {name: each[0] for name, each in joules.items()}, now
+        self._leases, self._seen_seconds = leases, now
+        self._joules = {name: each[0] or 0.0 for name, each in joules.items()}  # a first reading has counted nothing
         if is_news:
             self._write()
 
@@ -112,15 +113,13 @@ class Usage:
     def _add_energy(
         self, used: Used, now: tuple[float | None, bool], before: float | None, *, is_new: bool, late: float
     ) -> None:
-        joules, is_whole = now
-        if joules is None:
-            used.is_energy_whole = False
+        if is_new or before is None:  # the first reading of this lease, or of this process: energy counts from here
+            used.is_energy_whole = used.is_energy_whole and late < LATE_SECONDS
             return
-        # Who has the GPU since the last reading pays from its own first one on: the one before may be another's.
-        growth = joules - before if before is not None and not is_new else 0.0
-        used.energy_joules = (used.energy_joules or 0.0) + max(0.0, growth)
-        is_known = is_whole and (before is not None or late < LATE_SECONDS)
-        used.is_energy_whole = used.is_energy_whole and is_known
+        joules, is_whole = now
+        if joules is not None:
+            used.energy_joules = (used.energy_joules or 0.0) + max(0.0, joules - before)
+        used.is_energy_whole = used.is_energy_whole and is_whole and joules is not None
 
     def _write(self) -> None:
         found: dict[str, Any] = {"since_seconds": self.since_seconds, "seen_seconds": self._seen_seconds}
