@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,21 +217,25 @@ def docker_lab(tmp_path_factory: pytest.TempPathFactory, base_image: str) -> Ite
     subprocess.run(["docker", "volume", "rm", "--force", f"{name}_share"], capture_output=True, check=False)
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Iterator[object]:
-    """A page of a fresh Chromium, 1280 by 860."""
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    """A Chromium for a module. Playwright has an event loop while it lives, so that no other module gets it."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            str(tmp_path / "profile"),
-            executable_path=engines.chromium(),
-            headless=True,
-            args=engines.CHROMIUM_FLAGS,
-            viewport={"width": 1280, "height": 860},
+        found = playwright.chromium.launch(
+            executable_path=engines.chromium(), headless=True, args=engines.CHROMIUM_FLAGS
         )
-        yield context.new_page()
-        context.close()
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[object]:
+    """A page of a fresh profile of Chromium, 1280 by 860."""
+    context = browser.new_context(viewport={"width": 1280, "height": 860})
+    yield context.new_page()
+    context.close()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import engines
 import nbformat
 import pytest
 from kernel_hosts import simulated_host
@@ -51,17 +50,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         Lab(host, folder).running() as lab,
     ):
         yield lab
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Chromium, of which each page is another browser: it shares nothing."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=engines.chromium(), args=engines.CHROMIUM_FLAGS)
-        yield found
-        found.close()
 
 
 def write(lab: Lab, name: str, *cells: str) -> Path:

@@ -99,16 +99,23 @@ class Host:
     def load(self, slim: str, backend: str = "cpu") -> None:
         """Give this user, whom the image is lent, a copy with the name and label that `make up` looks for.
 
-        So there is nothing to build, and the layers come from Docker once.
+        So there is nothing to build, and the layers come from Docker once. One that is there stays.
         """
         program = "from rocmlab.stack import project; print(project.plan(project.find()).lab.inputs)"
         inputs = self.python(program, BACKEND=backend).strip()
         name = f"{self.lab.settings['COMPOSE_PROJECT_NAME']}:{backend}"
+        if self.run("podman", "images", "--quiet", "--filter", f"label=rocmlab.inputs={inputs}", name).strip():
+            return
         identity = self.run("podman", "images", "--quiet", slim).strip()
         labels = f"rocmlab.inputs={inputs} rocmlab.backend={backend}"
         text = f"FROM {identity}\nENV ROCMLAB_BACKEND={backend}\nLABEL {labels}\n"
         options = ["--pull=never", "--format=docker", "--layers=false", f"--tag={name}"]
         self.run("podman", "build", *options, "-", text=text)
+
+    def forget(self, backend: str) -> None:
+        """Remove the copy for a backend."""
+        name = f"{self.lab.settings['COMPOSE_PROJECT_NAME']}:{backend}"
+        self.run("podman", "image", "rm", "--force", name, succeeds=False)
 
     def copy(self, name: str) -> None:
         """Give this user an image that Docker has."""
