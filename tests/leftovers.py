@@ -1,4 +1,4 @@
-"""A test fails if it leaves descriptors open, or threads or child processes running.
+"""A test fails if it leaves descriptors open, threads or child processes running, or signals with another effect.
 
 Compared is before a test's first own fixture and after its last one. What fixtures of a wider scope open in between is
 theirs. A test that fails has failed: the frames of its traceback keep open what they refer to.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -26,6 +27,8 @@ ELSEWHERE = ("container", "podman", "browser", "native", "oracle", "cluster", "f
 
 SHARED_THREADS = "rocmlab-tests"  # of the event loop that jupyter_client keeps
 shared: Counter[str] = Counter()  # what tests hand on to each other on purpose
+
+SIGNALS = {number: signal.getsignal(number) for number in signal.valid_signals()}
 
 _before = pytest.StashKey[Counter[str]]()
 _has_failed = pytest.StashKey[bool]()
@@ -89,7 +92,7 @@ def remove_sockets(parent: Path) -> None:
 
 def held() -> Counter[str]:
     """Return what this process has open and what it runs."""
-    return Counter([*_descriptors(), *_threads(), *_children()])
+    return Counter([*_descriptors(), *_threads(), *_children(), *_signals()])
 
 
 def _left(before: Counter[str]) -> Counter[str]:
@@ -139,3 +142,10 @@ def _children() -> Iterator[str]:
             continue
         if int(rest.split()[1]) == os.getpid():
             yield f"process {stat.parent.name} ({program})"
+
+
+def _signals() -> Iterator[str]:
+    """Name each signal that has another effect than at first, such as SIGPIPE that ends this process."""
+    for number, first in SIGNALS.items():
+        if (now := signal.getsignal(number)) != first:
+            yield f"{signal.Signals(number).name} with {now!r}"

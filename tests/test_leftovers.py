@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.slow
 pytest_plugins = "pytester"
 
-HEADER = "import os, subprocess, sys, threading, time\nimport pytest\n"
+HEADER = "import os, signal, subprocess, sys, threading, time\nimport pytest\n"
 
 
 @pytest.fixture
@@ -50,8 +50,13 @@ def errors(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
             " (sleep)",
         ),
         ("HELD.append(subprocess.Popen(['true']))", "HELD.pop().wait()", " (true)"),
+        (
+            "HELD.append(signal.signal(signal.SIGPIPE, signal.SIG_DFL))",
+            "signal.signal(signal.SIGPIPE, HELD.pop())",
+            "SIGPIPE with <Handlers.SIG_DFL: 0>",
+        ),
     ],
-    ids=["file", "pipe", "thread", "process", "process no one waited for"],
+    ids=["file", "pipe", "thread", "process", "process no one waited for", "signal"],
 )
 def test_what_a_test_leaves_behind_is_an_error_of_that_test(errors, leaves: str, ends: str, named: str) -> None:
     """The test before it and the one after it, which cleans up, are not blamed."""

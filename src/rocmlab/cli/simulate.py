@@ -60,10 +60,11 @@ def _become(folder: Path, program: Sequence[str]) -> int:
     """Replace this process by a program that sees the GPUs of a simulated host."""
     around = environment(folder, os.environ)
     print(f"SIMULATED: {program[0]} sees the GPUs of {folder}, which compute nothing", file=sys.stderr, flush=True)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and a program would inherit that
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and a program would inherit that
     try:
         os.execvpe(program[0], list(program), around)
     except OSError as err:
+        signal.signal(signal.SIGPIPE, before)
         raise RocmlabError(
             f"{program[0]} cannot be started", err.strerror or str(err), "name a program after --, or its path"
         ) from None
