@@ -104,7 +104,8 @@ class Host:
         program = "from rocmlab.stack import project; print(project.plan(project.find()).lab.inputs)"
         inputs = self.python(program, BACKEND=backend).strip()
         name = f"{self.lab.settings['COMPOSE_PROJECT_NAME']}:{backend}"
-        if self.run("podman", "images", "--quiet", "--filter", f"label=rocmlab.inputs={inputs}", name).strip():
+        wanted = ("--filter", f"label=rocmlab.inputs={inputs}", "--filter", f"reference={name}")
+        if self.run("podman", "images", "--quiet", *wanted).strip():
             return
         identity = self.run("podman", "images", "--quiet", slim).strip()
         labels = f"rocmlab.inputs={inputs} rocmlab.backend={backend}"
