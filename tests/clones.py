@@ -25,6 +25,8 @@ NEEDS_NATIVE_PYTHON = pytest.mark.skipif(sys.version_info < (3, 11), reason="the
 # In the environment of pip: it compiles nothing, which is half of its time; Python does so with what is imported, the
 # first time. For options that begin with `--no-` pip wants a false value.
 UNCOMPILED = {"PIP_NO_COMPILE": "0"}
+# Where other tests keep the CPUs busy, threads that wait for each other take several times as long as one.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # Of requirements/native.txt: most of what it takes to install. Nothing that starts a lab or a kernel needs any of it.
 UNUSED_TO_START = (
     *("accelerate", "datasets", "hf-xet", "huggingface-hub", "pandas", "peft", "pocl-binary-distribution", "pyarrow"),
@@ -123,6 +125,7 @@ def clone(folder: Path, **settings: str) -> Clone:
             shutil.copy2(REPOSITORY / name, folder / name)
     dropped = ("ROCMLAB_", "LEASES_DIR", "PYTHONPATH", "VIRTUAL_ENV", "MAKE", "MFLAGS", "PYTEST_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    environment |= ONE_THREAD
     return Clone(folder, {"PORT": str(free_port()), **settings}, environment)
 
 
