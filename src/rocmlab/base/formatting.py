@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def utc(moment: datetime) -> str:
+    """Return a moment of UTC as ISO 8601 in seconds: `2026-11-26T05:00:00Z`."""
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def device_label(devices: Sequence[Mapping[str, Any]]) -> str:

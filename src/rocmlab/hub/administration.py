@@ -90,7 +90,7 @@ def _lab(spawner: Any) -> Lab:  # noqa: ANN401
 
 def _utc(moment: datetime | None) -> str | None:
     """Return a time of the hub's database, which has UTC without saying so."""
-    return None if moment is None else f"{moment.replace(tzinfo=None).isoformat(timespec='seconds')}Z"
+    return None if moment is None else formatting.utc(moment.replace(tzinfo=timezone.utc))
 
 
 def _overview(labs: list[Lab], names: Mapping[int, str]) -> Overview:

@@ -6,6 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rocmlab.base import formatting
 from rocmlab.base.errors import RocmlabError
 
 CPU, PER_KERNEL = "cpu", "kernels"
@@ -52,7 +53,7 @@ def title(choice: str, count: int) -> str:
     if choice == PER_KERNEL:
         return "lab only: each kernel leases the GPUs that it needs, and returns them at its end"
     number = int(choice)
-    return f"{'all ' if number == count > 1 else ''}{number} GPU{'s' * (number > 1)} for as long as the lab runs"
+    return f"{'all ' if number == count > 1 else ''}{formatting.plural(number, 'GPU')} for as long as the lab runs"
 
 
 def form(gpus: Sequence[Gpu]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from rocmlab.base import host_limits
+from rocmlab.base import formatting, host_limits
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile
 
@@ -116,8 +116,7 @@ def _notice(text: str, by: str, limit: int) -> Notice:
     if len(found) > limit:
         why = f"it has {len(found)} characters, and JupyterLab's notifications have space for {limit}"
         raise RocmlabError("this message is too long", why, "shorten it, and name a page with the rest")
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
-    return Notice(found, now, by)
+    return Notice(found, formatting.utc(datetime.now(timezone.utc)), by)
 
 
 def _line(text: str) -> str:

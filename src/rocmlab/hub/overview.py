@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from rocmlab.base import formatting
 from rocmlab.devices import Device
 from rocmlab.hub.notices import Notice
 from rocmlab.hub.queue import label
@@ -80,7 +81,7 @@ def gpus_of(devices: Sequence[Device], held: Mapping[Device, Holder], names: Map
 
 def waiting_of(waiters: Sequence[Waiter]) -> list[str]:
     """Return who waits, a line each."""
-    return [f"{each.count} GPU{'s' * (each.count > 1)}: {each}" for each in waiters]
+    return [f"{formatting.plural(each.count, 'GPU')}: {each}" for each in waiters]
 
 
 def users_of(used: Mapping[int, Used], held: Mapping[Device, Holder], names: Mapping[int, str]) -> list[User]:

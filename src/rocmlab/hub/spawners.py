@@ -26,7 +26,7 @@ from dockerspawner import DockerSpawner
 from jupyterhub.spawner import LocalProcessSpawner
 from tornado import web
 
-from rocmlab.base import host_limits, identity, lease_folder
+from rocmlab.base import formatting, host_limits, identity, lease_folder
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.identity import Process
 from rocmlab.devices import Device
@@ -107,7 +107,7 @@ class WithGpus:
     def what(self) -> str:
         """Return what it does now, in short."""
         if self.place is not None and not self._is_launched:
-            return f"waits for {self.place.count} GPU{'s' * (self.place.count > 1)}"
+            return f"waits for {formatting.plural(self.place.count, 'GPU')}"
         return {None: "runs", "spawn": "starts", "stop": "stops"}.get(self.pending, "is checked")
 
     @property
@@ -169,8 +169,8 @@ class WithGpus:
 
     def _waiting(self, place: Place) -> str:
         ahead = self.gpu_queue.ahead(place)
-        text = f"waiting for {place.count} GPU{'s' * (place.count > 1)}"
-        text += f" behind {ahead} other{'s' * (ahead > 1)}" if ahead else ""
+        text = f"waiting for {formatting.plural(place.count, 'GPU')}"
+        text += f" behind {formatting.plural(ahead, 'other')}" if ahead else ""
         return ". ".join([text, *self.gpu_queue.lines()])
 
     def _link(self, text: str, place: Place | None) -> dict[str, str]:

@@ -75,7 +75,7 @@ class Usage:
         self._sampler = Sampler((), root, errors_seconds=math.inf)
         found = envfile.read_json(self._path)
         self.since_seconds: float = found.get("since_seconds", now())
-        self.users = {int(uid): Used(**used) for uid, used in found.get("users", {}).items()}
+        self.users = _users(found)
         self._seen_seconds: float = found.get("seen_seconds", now())
         self._leases = {name: _Lease(**lease) for name, lease in found.get("leases", {}).items()}
         self._joules: dict[str, float] = {}  # by lock, what the sampler had counted at the last reading
@@ -141,8 +141,11 @@ def _begun(lease: _Lease, earliest: float, now: float) -> float:
 def read(state: Path) -> tuple[float | None, dict[int, Used]]:
     """Return since when the hub counts, and what it has counted by uid; None and nothing where it has not begun."""
     found = envfile.read_json(state / FILE)
-    users = {int(uid): Used(**used) for uid, used in found.get("users", {}).items()}
-    return found.get("since_seconds"), users
+    return found.get("since_seconds"), _users(found)
+
+
+def _users(found: Mapping[str, Any]) -> dict[int, Used]:
+    return {int(uid): Used(**used) for uid, used in found.get("users", {}).items()}
 
 
 def main() -> int:

@@ -29,6 +29,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import formatting
 from rocmlab.base.safe import printable
 from rocmlab.devices.processes import namespace as pid_namespace
 
@@ -75,7 +76,7 @@ class Holder:
             pid=os.getpid(),
             host=socket.gethostname(),
             namespace=pid_namespace(),
-            started=datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            started=formatting.utc(datetime.now(timezone.utc)),
             lab=os.environ.get(LAB) or None,
             uid=os.getuid(),
             expected_seconds=None if expected_seconds is None else math.ceil(expected_seconds),

@@ -283,9 +283,10 @@ class Leases:
 
     def why_not_more(self, count: int) -> str | None:
         """Return why this user may not lease that number of GPUs now, which the host allows; None if it may."""
-        limits, left = self.limits(), self.left()
+        limits = self.limits()
         if count and (drained := limits.why_drained()):
             return drained
+        left = self._left(limits)
         if left is None or left >= count:
             return None
         setting = limits.where(f"{host_limits.MAX_GPUS}={limits.gpus_per_user}")

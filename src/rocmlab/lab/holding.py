@@ -22,7 +22,7 @@ from typing import Any
 from tornado.ioloop import PeriodicCallback
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.base.formatting import duration
+from rocmlab.base.formatting import duration, utc
 from rocmlab.base.host_limits import MAX_HOLD, HostLimits
 from rocmlab.kernels.leases import Holder, Lease, Leases, Waiter
 from rocmlab.lab.leased_kernels import LeasedKernels
@@ -135,7 +135,7 @@ class Holding:
         if found is None:
             self._warned[kernel_id] = Warned(self._elapsed())
             ends = datetime.fromtimestamp(self._now().timestamp() + limits.notice_seconds, timezone.utc)
-            text = ends.isoformat(timespec="seconds").replace("+00:00", "Z")
+            text = utc(ends)
             lease.describe(replace(lease.holder, ends=text))
             self._leased.tell(
                 kernel_id,
