@@ -2,6 +2,7 @@
 
 import { ChipView, chips, type Chip } from './card';
 import { button, List, make, setAttribute, setHidden, setText, type View } from './dom';
+import { HolderName } from './holdername';
 import { holders, type Holder } from './holders';
 import { isGpu, memoryName, memoryOf, shortName, type Device } from './model';
 import { temperatureOf } from './series';
@@ -39,30 +40,16 @@ class Meter {
 /** A notebook, job or process: a link where it can be opened, and what it does. */
 class HolderView implements View<Holder> {
   readonly node: HTMLElement;
-  private holder: Holder;
-  private readonly link: HTMLButtonElement;
-  private readonly text = make('span', { class: 'rocmlab-Row-text' });
+  private readonly name: HolderName;
   private readonly state = make('span', { class: 'rocmlab-Compact-state' });
 
-  constructor(
-    private readonly store: Store,
-    holder: Holder
-  ) {
-    this.holder = holder;
-    this.link = button('', () => store.host.openNotebook(this.holder.notebook ?? ''), {
-      class: 'rocmlab-Link'
-    });
-    this.node = make('li', {}, this.link, this.text, ' ', this.state);
+  constructor(private readonly store: Store) {
+    this.name = new HolderName(store);
+    this.node = make('li', {}, this.name.link, this.name.text, ' ', this.state);
   }
 
   update(holder: Holder): void {
-    this.holder = holder;
-    const canOpen = holder.notebook !== null;
-    setHidden(this.link, !canOpen);
-    setHidden(this.text, canOpen);
-    setText(this.link, canOpen ? holder.name : '');
-    setText(this.text, canOpen ? '' : holder.name);
-    setAttribute(this.link, 'aria-label', `Open ${holder.name}`);
+    this.name.update(holder);
     setAttribute(this.node, 'title', holder.detail || null);
     const hasState = holder.kernel !== null || holder.processes[0]?.owner?.kernel_state != null;
     setText(this.state, hasState ? stateText(this.store, holder) : '');
@@ -74,7 +61,7 @@ function listOf(store: Store, parent: HTMLElement): List<Holder> {
   return new List(
     parent,
     holder => holder.key,
-    holder => new HolderView(store, holder)
+    () => new HolderView(store)
   );
 }
 

@@ -2,6 +2,7 @@
 
 import { costText, costTitle, totalText } from './costs';
 import { button, List, make, setAttribute, setHidden, setText, type View } from './dom';
+import { HolderName } from './holdername';
 import { deviceNames, memoryText, type Holder } from './holders';
 import { stateText, stateTitle } from './states';
 import type { Store } from './store';
@@ -46,8 +47,7 @@ class Row implements View<Holder> {
   readonly node: HTMLElement;
   private holder: Holder;
   private readonly name: HTMLElement;
-  private readonly link: HTMLButtonElement;
-  private readonly text = make('span', { class: 'rocmlab-Row-text' });
+  private readonly who: HolderName;
   private readonly detail = make('span', { class: 'rocmlab-Row-detail' });
   private readonly costs = make('span', { class: 'rocmlab-Row-costs' });
   private readonly estimated = make(
@@ -71,10 +71,8 @@ class Row implements View<Holder> {
     act: Act
   ) {
     this.holder = holder;
-    this.link = button('', () => store.host.openNotebook(this.holder.notebook ?? ''), {
-      class: 'rocmlab-Link'
-    });
-    const names = make('span', { class: 'rocmlab-Row-name' }, this.link, this.text, this.estimated);
+    this.who = new HolderName(store);
+    const names = make('span', { class: 'rocmlab-Row-name' }, this.who.link, this.who.text, this.estimated);
     this.name = make('th', { scope: 'row', role: 'rowheader' }, names, this.detail, this.costs);
     this.buttons = LABELS.map(([action, label]) => [
       label,
@@ -96,12 +94,7 @@ class Row implements View<Holder> {
 
   update(holder: Holder): void {
     this.holder = holder;
-    const canOpen = holder.notebook !== null;
-    setHidden(this.link, !canOpen);
-    setHidden(this.text, canOpen);
-    setText(this.link, canOpen ? holder.name : '');
-    setText(this.text, canOpen ? '' : holder.name);
-    setAttribute(this.link, 'aria-label', `Open ${holder.name}`);
+    this.who.update(holder);
     setText(this.detail, holder.detail);
     setHidden(this.estimated, !holder.isEstimated);
     const cost = this.store.costs.find(each => each.kernel_ids.includes(holder.kernel?.kernel_id ?? ''));

@@ -35,7 +35,7 @@ export class HubNotices {
       }
       ({ notices } = (await answer.json()) as { notices: Notice[] });
     } catch {
-      return; // no server: JupyterLab says so
+      return; // no server: JupyterLab reports it
     }
     for (const { key, text } of notices) {
       if (!this.shown.has(key)) {

@@ -94,7 +94,7 @@ export class StatusItem extends Widget {
       this.kernel = kernel;
       this.store.loadKernels().then(
         () => this.look(),
-        () => this.look() // no server: JupyterLab says so
+        () => this.look() // no server: JupyterLab reports it
       );
     }
   };
