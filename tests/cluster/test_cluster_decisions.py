@@ -224,6 +224,17 @@ def test_a_raylet_need_not_wait_until_its_agents_are_up(tmp_path: Path) -> None:
     assert found == {f"dashboard_agent_listen_port_{'ab' * 28}": "7384", f"metrics_export_port_{'ab' * 28}": "-1"}
 
 
+def test_where_ray_has_other_ports_it_starts_in_its_own_way() -> None:
+    """What is not known of a Ray is not announced; its own wait remains."""
+    pytest.importorskip("ray")
+    unknown = "from rocmlab.cluster.node import starter; starter.announcing(print)(object())"
+
+    done = subprocess.run([sys.executable, "-c", unknown], capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("<object object")
+
+
 def test_a_raylet_that_has_died_is_not_waited_for() -> None:
     """One that lives is asked for until it is known; the error names the log that says why."""
     asked: list[str] = []

@@ -7,6 +7,7 @@ Ray is changed.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import signal
@@ -68,7 +69,8 @@ def announcing(start: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method of a node that writes the ports before it does what it did."""
 
     def announce_and_start(node: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
-        announce_ports(node)
+        with contextlib.suppress(AttributeError, ImportError, TypeError):  # another Ray: its own way, with its own wait
+            announce_ports(node)
         return start(node, *arguments, **named)
 
     return announce_and_start
@@ -88,7 +90,8 @@ def main() -> None:
             "this version of Ray opens its client server, and rocmlab does not know how to keep it closed"
         )
     nodes: Any = importlib.import_module("ray._private.node")
-    nodes.Node.start_raylet = announcing(nodes.Node.start_raylet)
+    if start := getattr(nodes.Node, "start_raylet", None):
+        nodes.Node.start_raylet = announcing(start)
     services: Any = importlib.import_module("ray._private.services")
     services.get_node = patient(services.get_node, START_SECONDS, raylet_has_died)
     scripts.get_ray_client_dependency_error = lambda: ImportError("rocmlab does not use it")
