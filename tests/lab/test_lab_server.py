@@ -29,6 +29,8 @@ from rocmlab.stack import live, settings
 pytestmark = pytest.mark.slow
 
 FIRST, SECOND = "0000:03:00.0", "0000:06:00.0"
+DELAY = "power/autosuspend_delay_ms"  # a long one: the GPU is read for viewers alone
+BUSY = "rocmlab/api/history?seconds=900&metrics=busy_percent"
 GETS = ("api/devices", "api/history", "api/stream", "api/kernels", "api/cluster", "api/packages", "metrics")
 
 
@@ -263,13 +265,33 @@ def test_a_kernel_that_holds_memory_and_does_nothing_is_named(lab: Lab) -> None:
 
 
 def test_nothing_is_read_while_nobody_looks(lab: Lab) -> None:
-    """Counted by the kernel: no sample before the first viewer, and none after the last; one a second between."""
+    """Counted by the kernel, of a GPU that would be kept awake: one a second for viewers, none before and after."""
+    lab.file(FIRST, DELAY).write_text("60000\n")
     with closing(Reads(lab.file(FIRST, "gpu_busy_percent"))) as reads:
+        wait(lambda: reads.during(2) == 0)  # what was being read may still be
         assert reads.during(3) == 0
         with lab.server.stream() as events:
             events.first("snapshot")
             assert reads.during(4) > 0
         wait(lambda: reads.during(2.5) == 0)
+
+
+def test_what_a_gpu_did_before_the_first_page_is_there(host: Host, tmp_path: Path) -> None:
+    """Someone else used it, so it was awake; the one that sleeps was not touched, and no one has asked anything yet."""
+    cards = tmp_path / "host/sys/bus/pci/devices"
+    (cards / SECOND / "power/runtime_status").write_text("suspended\n")
+    (cards / FIRST / "gpu_busy_percent").write_text("77\n")
+    with closing(Reads(cards / SECOND / "gpu_busy_percent")) as sleeping:
+        server = Server(host).up()
+        try:
+            wait(lambda: server.json(BUSY)["series"])
+            found = server.json(BUSY)["series"]
+            assert sleeping.count() == 0
+        finally:
+            server.stop()
+
+    assert found == {FIRST: {"busy_percent": [77.0]}}
+    assert "Traceback" not in server.log
 
 
 def test_many_viewers_have_one_sampler(lab: Lab) -> None:
@@ -293,6 +315,7 @@ def test_metrics_are_sampled_for_each_scrape(lab: Lab) -> None:
     """With a bearer token, in the format that is requested; what no one watches is read for that alone."""
     lab.server.notebook("scraped.ipynb", "torch")
     with closing(Reads(lab.file(FIRST, "gpu_busy_percent"))) as reads:
+        lab.file(FIRST, DELAY).write_text("60000\n")
         wait(lambda: reads.during(2) == 0)  # what an earlier test watched is old
         lab.file(FIRST, "gpu_busy_percent").write_text("41\n")
         status, headers, text = lab.server.request("rocmlab/metrics", token=None, Authorization=f"Bearer {TOKEN}")
@@ -596,6 +619,7 @@ def test_recording_begins_and_ends_without_a_restart(
     """`make up RECORD_GPUS=on` reaches a server that runs, and so does `off`."""
     live.write(settings.load(tmp_path, {}))
     monkeypatch.setenv(live.VARIABLE, str(live.path_of(settings.load(tmp_path, {}))))
+    (tmp_path / "host/sys/bus/pci/devices" / FIRST / DELAY).write_text("60000\n")
     with closing(Reads(tmp_path / "host/sys/bus/pci/devices" / FIRST / "gpu_busy_percent")) as reads:
         server = Server(host).up()
         try:

@@ -17,10 +17,10 @@ from rocmlab.telemetry.model import Snapshot
 BEGIN = 1_800_000_000.0
 
 
-def snapshot(seconds: float, **values: float | None) -> Snapshot:
-    """Return what one device, called `a`, says this many seconds after the beginning."""
+def snapshot(seconds: float, name: str = "a", **values: float | None) -> Snapshot:
+    """Return what one device says this many seconds after the beginning."""
     now = BEGIN + seconds
-    return Snapshot(now, {"a": Sample(now, **values)})  # type: ignore[arg-type]
+    return Snapshot(now, {name: Sample(now, **values)})  # type: ignore[arg-type]
 
 
 def day(devices: int = 8) -> Iterator[Snapshot]:
@@ -213,3 +213,23 @@ class TestSparse:
         history.add_sparse(snapshot(10, busy_percent=50.0))
 
         assert history.series("a", "busy_percent", 86_400) == ([BEGIN + 10], [50.0])
+
+    def test_readings_of_several_samplers_are_one_point(self) -> None:
+        """Leased GPUs and others are read at the same moment, each by its own sampler; neither replaces the other."""
+        history = History()
+        for second in range(0, 30, 10):
+            history.add_sparse(snapshot(second, "leased", busy_percent=90.0))
+            history.add_sparse(snapshot(second + 0.4, "other", busy_percent=50.0))
+            history.add_sparse(snapshot(second + 0.6, "leased", busy_percent=0.0))
+
+        for seconds in (900, 86_400):
+            assert history.series("leased", "busy_percent", seconds)[1] == [90.0] * 3
+            assert history.series("other", "busy_percent", seconds)[1] == [50.0] * 3
+
+    def test_a_late_reading_does_not_drop_the_next(self) -> None:
+        """Where the machine is busy one comes a second after its time, and the next in time."""
+        history = History(["a"])
+        for second in (0, 11, 20, 30):
+            history.add_sparse(snapshot(second, busy_percent=90.0))
+
+        assert history.series("a", "busy_percent", 86_400) == ([BEGIN + each for each in (0, 11, 20, 30)], [90.0] * 4)

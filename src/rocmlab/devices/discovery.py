@@ -13,7 +13,7 @@ from rocmlab.devices.cuda import Cuda
 from rocmlab.devices.metal import Metal
 from rocmlab.devices.model import Backend, Device, Sample
 from rocmlab.devices.rocm import Rocm
-from rocmlab.devices.roots import is_simulated, system_root
+from rocmlab.devices.roots import is_simulated, list_names, read_text, system_root
 
 MASKS = (  # names, or how they begin, of the variables that `visibility` reads; it is imported only for them
     "HSA_OVERRIDE_GFX_VERSION",
@@ -50,6 +50,16 @@ def survey(
         problems += visibility.problems(masks, found)
         found = visibility.mark_overridden(visibility.mark_hidden(found, masks), masks)
     return sorted(found, key=lambda device: (device.backend == "cpu", not device.is_usable)), problems
+
+
+def fingerprint(root: Path) -> object:
+    """Return what differs when there are other devices; it costs a hundredth of finding them."""
+    return (
+        list_names(root / "sys/class/drm"),
+        read_text(root / "sys/class/kfd/kfd/topology/generation_id"),
+        list_names(root / "dev/dri"),
+        [name for name in list_names(root / "dev") if name.startswith(("kfd", "nvidia"))],
+    )
 
 
 def _no_host(root: Path) -> list[Problem]:

@@ -28,13 +28,13 @@ from rocmlab.hub.devices import devices_of
 from rocmlab.kernels.holders import Holder
 from rocmlab.kernels.leases import Leases, key
 from rocmlab.stack import envfile
+from rocmlab.telemetry import ticks
 from rocmlab.telemetry.model import device_id
 from rocmlab.telemetry.sampler import Sampler
 
 log = logging.getLogger("rocmlab")
 
 FILE = "usage.json"
-EVERY_SECONDS = 10.0
 LATE_SECONDS = 20.0  # after the start of a lease; where the first reading is later, its energy is more than was read
 
 
@@ -158,7 +158,7 @@ def main() -> int:
             usage.read()
         except (RocmlabError, OSError) as err:
             log.warning("what users take of GPUs is not counted: %s", err)
-        time.sleep(EVERY_SECONDS)
+        time.sleep(ticks.pause(time.time()))
     return 0
 
 

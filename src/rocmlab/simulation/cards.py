@@ -12,6 +12,7 @@ from rocmlab.simulation.loads import State
 from rocmlab.simulation.trees import Node, Tree
 
 DRM_MAJOR = 226
+AUTOSUSPEND_MS = 5000  # amdgpu's own
 FAMILIES = ("radeon", "instinct", "apu")
 FIRMWARE = {
     "mec": 0x58,
@@ -136,11 +137,22 @@ def _add_identity(tree: Tree, host: Host, gpu: Gpu) -> None:
         )
     for name, version in FIRMWARE.items():
         tree.put(f"{folder}/fw_version", **{f"{name}_fw_version": f"0x{version + host.seed % 7:08x}"})
-    tree.put(f"{folder}/power", runtime_status="active", control="auto" if product.family == "radeon" else "on")
+    add_power_management(tree, folder, may_sleep=product.family == "radeon")
     tree.links[f"{folder}/subsystem"] = "sys/bus/pci"
     tree.links[f"{folder}/driver"] = "sys/bus/pci/drivers/amdgpu"
     tree.links[f"sys/bus/pci/devices/{gpu.address}"] = folder
     tree.links[f"sys/bus/pci/drivers/amdgpu/{gpu.address}"] = folder
+
+
+def add_power_management(tree: Tree, folder: str, *, may_sleep: bool, status: str = "active") -> None:
+    """Add the kernel's files about sleep; the delay of a card that never sleeps cannot be read, and is empty here."""
+    delay = f"{AUTOSUSPEND_MS}\n".encode() if may_sleep else b""
+    tree.put(
+        f"{folder}/power",
+        runtime_status=status,
+        control="auto" if may_sleep else "on",
+        autosuspend_delay_ms=delay,
+    )
 
 
 def _add_link(tree: Tree, gpu: Gpu) -> None:

@@ -186,7 +186,7 @@ def _asleep(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> None:
     if not _is_present(tree, gpu):
         return
     tree.put(gpu.folder, power_state="D3hot" if gpu.product.is_apu else "D3cold")  # the board cuts a card's power
-    tree.put(f"{gpu.folder}/power", runtime_status="suspended", control="auto")
+    cards.add_power_management(tree, gpu.folder, may_sleep=True, status="suspended")
 
 
 def _without_compute(tree: Tree, gpu: Gpu, *_: object) -> None:

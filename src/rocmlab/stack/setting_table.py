@@ -262,7 +262,8 @@ SETTINGS = (
         "RECORD_GPUS",
         "off",
         "on: the panel's server reads the GPUs continuously, so that the history is complete; on or off",
-        details="Otherwise it reads them only while a panel is open. The history is that of the charts and the 24 "
+        details="Otherwise it reads them each second while a panel is open, and without one every ten seconds those "
+        "that a kernel has leased or that are awake in any case. The history is that of the charts and the 24 "
         "hours of `api/history`.",
         page="panel.md",
     ),

@@ -1,6 +1,6 @@
 """What the devices did: each second of the last 15 minutes, and each 10 seconds of the last 24 hours, as means.
 
-While no one watches there is a reading each 10 seconds, of leased GPUs only; it is in both.
+While no one watches there is a reading each 10 seconds, of GPUs that are leased or awake; it is in both.
 
 Memory is flat: columns of 32-bit floats for each number that a device has ever reported, 39 kB, allocated once.
 """
@@ -36,7 +36,7 @@ METRICS = (
 FINE_SECONDS, FINE_POINTS = 1.0, 900
 SPARSE_POINTS = 90  # of the same 15 minutes, each COARSE_SECONDS
 COARSE_SECONDS, COARSE_POINTS = 10.0, 8640
-EARLY_SECONDS = 0.25  # by which a point may come before its time
+EARLY = 0.25  # of that time, by which a point may come before it
 GAP = 3.0  # points: a longer silence is shown as one
 CLOCK_SECONDS = 5.0  # a clock that is set back by more begins a new history
 UNKNOWN = math.nan
@@ -68,7 +68,7 @@ class History:
         place = self._fine.point(now)
         if place is None:
             place = self._fine.place  # the same second: its place is taken again
-        elif self._places and now - self._fine.times[self._places[0]] >= COARSE_SECONDS - EARLY_SECONDS:
+        elif self._places and now - self._fine.times[self._places[0]] >= COARSE_SECONDS - EARLY * FINE_SECONDS:
             self._add_mean()
         if not self._places or self._places[-1] != place:
             self._places.append(place)
@@ -77,16 +77,20 @@ class History:
             self._fine.put(name, vars(sample))
 
     def add_sparse(self, snapshot: Snapshot) -> None:
-        """Take a Snapshot of those that are read each 10 seconds while no one watches."""
+        """Take a Snapshot of those that are read each 10 seconds while no one watches.
+
+        Those of several samplers within that time make one point: each device keeps what came first.
+        """
         now = snapshot.time_seconds
         self._add_mean()  # of the seconds before
         if any(ring.last is not None and now < ring.last - CLOCK_SECONDS for ring in (self._sparse, self._coarse)):
             self._clear()
         for ring in (self._sparse, self._coarse):
             ring.skip_silence(now)
-            if ring.point(now) is not None:
-                for name, sample in snapshot.samples.items():
-                    self._names.setdefault(name)
+            ring.point(now)
+            for name, sample in snapshot.samples.items():
+                self._names.setdefault(name)
+                if not ring.has(name):
                     ring.put(name, vars(sample))
 
     def _clear(self) -> None:
@@ -121,7 +125,7 @@ class History:
             device: by `device_id`.
             metric: one of METRICS.
             seconds: until the last point. Up to 15 minutes there is a point a second, else one for each 10 seconds;
-                where no one watched a leased GPU there is one for each 10 seconds in any case.
+                where no one watched there is one for each 10 seconds in any case.
 
         Returns:
             Times and values; None is unknown. Where nothing was read, one point in which nothing is known.
@@ -155,7 +159,7 @@ class _Ring:
 
     def point(self, now: float) -> int | None:
         """Begin a point and return its place; None where it would be too near to the last one."""
-        if self.last is not None and now - self.last < self._step_seconds - EARLY_SECONDS:
+        if self.last is not None and now - self.last < self._step_seconds * (1 - EARLY):
             return None
         self.place = (self.place + 1) % self._points
         self.times[self.place] = self.last = now
@@ -171,6 +175,10 @@ class _Ring:
         if self.last is not None and is_long:
             self.point(self.last + self._step_seconds)
         return is_long
+
+    def has(self, name: str) -> bool:
+        """Return whether anything of a device is known at the last point."""
+        return any(column[self.place] == column[self.place] for column in self.columns.get(name, {}).values())
 
     def put(self, name: str, values: dict[str, float | None]) -> None:
         """Add a device's sample at the last point."""

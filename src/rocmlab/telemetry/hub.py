@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 from rocmlab.base import background
 from rocmlab.base.errors import Problem
 from rocmlab.devices import Device, survey
-from rocmlab.devices.roots import hanging, list_names, read_text
+from rocmlab.devices.discovery import fingerprint
+from rocmlab.devices.roots import hanging
 from rocmlab.telemetry.history import History
 from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id
 from rocmlab.telemetry.sampler import Sampler
@@ -207,7 +208,7 @@ class Hub:
     async def _find(self) -> None:
         """Find the devices again if the host has changed."""
         now = asyncio.get_running_loop().time()
-        hardware = await _in_thread(self._look)
+        hardware = await _in_thread(lambda: fingerprint(self._root))
         if hardware == self._hardware and now - self._found_at < FIND_ALL_SECONDS:
             return
         devices, problems = await _in_thread(lambda: survey(self._root))
@@ -216,15 +217,6 @@ class Hub:
         if gone:
             log.warning("gone: %s", ", ".join(sorted(gone)))
         self.devices, self._found_problems = devices, problems
-
-    def _look(self) -> object:
-        """Return what differs when there are other devices; it costs a hundredth of finding them."""
-        return (
-            list_names(self._root / "sys/class/drm"),
-            read_text(self._root / "sys/class/kfd/kfd/topology/generation_id"),
-            list_names(self._root / "dev/dri"),
-            [name for name in list_names(self._root / "dev") if name.startswith(("kfd", "nvidia"))],
-        )
 
     async def _find_processes(self) -> None:
         attribute, devices, running = self._attribute, self.devices, self._running

@@ -38,7 +38,7 @@ class PanelApp(ExtensionApp):
 
     _panel: Panel | None = None
     _watch: PeriodicCallback | None = None
-    _costs_watch: PeriodicCallback | None = None
+    _gpus_watch: PeriodicCallback | None = None
     _culling: Culling | None = None
     _holding: Holding | None = None
     _tls: tls.Listener | None = None
@@ -83,8 +83,8 @@ class PanelApp(ExtensionApp):
         self._apply_settings()
         self._watch = PeriodicCallback(self._apply_settings, LOOK_SECONDS * 1000)
         self._watch.start()
-        self._costs_watch = PeriodicCallback(self._follow_costs, LOOK_SECONDS * 1000)
-        self._costs_watch.start()
+        self._gpus_watch = PeriodicCallback(self._follow_gpus, LOOK_SECONDS * 1000)
+        self._gpus_watch.start()
 
     def _apply_settings(self) -> None:
         if self._login is not None:
@@ -113,13 +113,16 @@ class PanelApp(ExtensionApp):
             self._holding = Holding(server)
             self._holding.start()
 
-    def _follow_costs(self) -> None:
-        """Count what notebooks take of GPUs from the first lease on; before it, nothing is imported for that."""
+    def _follow_gpus(self) -> None:
+        """Count what notebooks take of GPUs from the first lease on, and keep a history where GPUs are of amdgpu.
+
+        Elsewhere nothing is imported for either.
+        """
         server: Any = self.serverapp
+        if has_amdgpu(os.environ):
+            self.panel().keep_history()
         if leased.has_any(server.kernel_manager):
             self.panel().follow_costs()
-            if self._costs_watch is not None:
-                self._costs_watch.stop()
 
     def _apply_recording(self, value: str) -> None:
         if value == "on":
@@ -136,8 +139,8 @@ class PanelApp(ExtensionApp):
         """End the streams, which lets their handlers finish before the server does."""
         if self._watch is not None:
             self._watch.stop()
-        if self._costs_watch is not None:
-            self._costs_watch.stop()
+        if self._gpus_watch is not None:
+            self._gpus_watch.stop()
         if self._culling is not None:
             self._culling.stop()
         if self._holding is not None:
@@ -148,6 +151,11 @@ class PanelApp(ExtensionApp):
             await self._recorder.close()
         if self._panel:
             await self._panel.close()
+
+
+def has_amdgpu(environment: Mapping[str, str]) -> bool:
+    """Return whether the driver is there; by one look, for which `rocmlab.devices` is not imported."""
+    return os.path.isdir(f"{environment.get('ROCMLAB_ROOT') or '/'}/sys/bus/pci/drivers/amdgpu")
 
 
 def has_only_links(environment: Mapping[str, str]) -> bool:

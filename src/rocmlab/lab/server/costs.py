@@ -19,12 +19,12 @@ from typing import Any
 from rocmlab.base import background, live, prices
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
+from rocmlab.telemetry import ticks
 from rocmlab.telemetry.model import GpuProcess, Snapshot, device_id
 from rocmlab.telemetry.sampler import Sampler
 
 log = logging.getLogger("rocmlab")
 
-EVERY_SECONDS = 10.0  # more than the five after which amdgpu lets an unused GPU sleep: a reading restarts that time
 LATE_SECONDS = 20.0  # after the start of a lease; where the first reading is later, its energy is more than was read
 PROCESSES_SECONDS = 60.0  # between two looks at who else uses the leased GPUs: they cost more than all readings
 
@@ -95,13 +95,18 @@ class Costs:
             await asyncio.wait([self._task])
         await asyncio.wrap_future(background.start(self._sampler.close))  # which waits for a reading
 
+    @property
+    def reading(self) -> list[str]:
+        """The GPUs, by `device_id`, that are leased, and read for that."""
+        return [device_id(device) for use in self._uses.values() for device in use.devices]
+
     async def _run(self) -> None:
         while True:
             try:
                 await self.read()
             except Exception:
                 log.exception("what notebooks cost cannot be read")
-            await asyncio.sleep(EVERY_SECONDS)
+            await asyncio.sleep(ticks.pause(time.time()))
 
     async def read(self) -> None:
         """Bring everything up to date."""
@@ -144,7 +149,8 @@ class Costs:
 
     async def _look_for_others(self, now: float) -> None:
         """Note on whose GPUs other processes are: the energy is then not of the notebook alone."""
-        settled = [use for use in self._uses.values() if now - use.started >= EVERY_SECONDS]  # drivers list the dead
+        young = ticks.EVERY_SECONDS  # until then drivers may list the processes of before
+        settled = [use for use in self._uses.values() if now - use.started >= young]
         if now - self._looked < PROCESSES_SECONDS or not settled:
             return
         self._looked = now

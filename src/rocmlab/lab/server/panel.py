@@ -28,6 +28,7 @@ from rocmlab.telemetry.model import Snapshot, device_id
 
 if TYPE_CHECKING:
     from rocmlab.lab.server.costs import Costs
+    from rocmlab.lab.server.unwatched import Unwatched
 
 log = logging.getLogger("rocmlab")
 
@@ -40,7 +41,7 @@ LAB = {"user": "ROCMLAB_USER", "lab": "ROCMLAB_LAB"}  # label: variable
 
 
 class Panel:
-    """One server's GPUs and kernels, for all viewers. Nothing is read while there is no viewer and nothing records."""
+    """One server's GPUs and kernels, for all viewers. Without one, only what costs and the history need is read."""
 
     def __init__(self, kernels: Any, sessions: Any, folder: Path) -> None:  # noqa: ANN401
         """Prepare, with jupyter_server's managers and the folder that it shows; nothing is looked at."""
@@ -51,6 +52,7 @@ class Panel:
         self.telemetry = Telemetry(self.root, lambda: self.state.rows, shown)
         self.cluster = Cluster()
         self.costs: Costs | None = None  # of the notebooks; None as long as no kernel has had a lease
+        self._unwatched: Unwatched | None = None
         self._writing: SharedReader[tuple[bytes, str]] = SharedReader("the metrics", 10.0)
         self._packing: SharedReader[bytes] = SharedReader("the history", 30.0)
         self._recording: asyncio.Task[None] | None = None
@@ -117,6 +119,14 @@ class Panel:
             self.costs = Costs(self.root, self._leased, self.telemetry.processes, self.telemetry.keep)
             self.costs.start()
 
+    def keep_history(self) -> None:
+        """Read from now on the GPUs that are awake in any case, also while there are no viewers."""
+        if self._unwatched is None:
+            from rocmlab.lab.server.unwatched import Unwatched
+
+            self._unwatched = Unwatched(self.root, self.telemetry, lambda: self.costs.reading if self.costs else ())
+            self._unwatched.start()
+
     async def _leased(self) -> list[Row]:
         found = [{**row, "gpus": self.kernels.gpus(row["kernel_id"])} for row in await self.state.kernels()]
         return [row for row in found if row["since"] and row["gpus"]]
@@ -131,11 +141,10 @@ class Panel:
             await asyncio.wait(tasks, timeout=CLOSE_SECONDS / 2)
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.cluster.close(), CLOSE_SECONDS / 2)
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.telemetry.close(), CLOSE_SECONDS / 2)
-        if self.costs is not None:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.costs.close(), CLOSE_SECONDS / 2)
+        for reader in (self.costs, self._unwatched, self.telemetry):
+            if reader is not None:
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(reader.close(), CLOSE_SECONDS / 2)
 
     def record(self) -> None:
         """Read the devices from now on, also without viewers, so that the history is there when one comes."""

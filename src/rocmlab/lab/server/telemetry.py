@@ -161,8 +161,7 @@ async def history(hub: Hub, seconds: float, metrics: Sequence[str]) -> tuple[Tim
     wanted = [name for name in METRICS if not metrics or name in metrics]
     times: Times = {}
     series: Series = {}
-    for device in hub.devices:
-        name = device_id(device)
+    for name in map(device_id, hub.devices) if hub.devices else hub.history.names:  # no one has watched yet
         for metric in wanted:
             instants, values = hub.history.series(name, metric, seconds)
             if any(value is not None for value in values):
