@@ -19,9 +19,13 @@ export WHEN ?=
 export RUN_FOLDER ?=
 # Only HOST=name after the target: shells and compilers' environments have a HOST of their own.
 export ROCMLAB_URL_HOST = $(if $(findstring command,$(origin HOST)),$(HOST))
+# As they were typed, and only after the target: make would expand a `$`, and so run what a text has in $(shell …).
+unexport TEXT HUB_USER
+export ROCMLAB_HUB_TEXT = $(if $(findstring command,$(origin TEXT)),$(value TEXT))
+export ROCMLAB_HUB_USER = $(if $(findstring command,$(origin HUB_USER)),$(value HUB_USER))
 TESTS ?= tests
 
-.PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels packages demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down hub-up hub-status hub-down bench test test-fast test-hermetic test-long test-rocm lint docs docs-serve lock sbom dist pin
+.PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels packages demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down hub-up hub-status hub-message hub-stop hub-drain hub-undrain hub-down bench test test-fast test-hermetic test-long test-rocm lint docs docs-serve lock sbom dist pin
 
 help: ## Explain the targets
 	@awk 'BEGIN {FS = ":.*## "; print "rocmlab: the Jupyter workstation for AMD GPUs\n"} \
@@ -82,8 +86,16 @@ cluster-down: ## Leave the cluster; on the head: end it (FORCE=1 even if noteboo
 # -- Several users
 hub-up: ## Start JupyterHub, with a lab for each user (HUB_ADMINS=name HUB_USERS=name,name)
 	@$(ROCMLAB) hub up
-hub-status: ## Say whether it runs, and whose labs do
+hub-status: ## Show whether it runs, all labs, GPUs and who waits, and what each user has taken
 	@$(ROCMLAB) hub status
+hub-message: ## Show all users a message (TEXT="back at noon"); without TEXT it is withdrawn
+	@$(ROCMLAB) hub message
+hub-stop: ## Stop the lab of a user, and its kernels (HUB_USER=name)
+	@$(ROCMLAB) hub stop
+hub-drain: ## Start no lab and lease no GPU; what runs continues (TEXT="new disk")
+	@$(ROCMLAB) hub drain
+hub-undrain: ## Start labs and lease GPUs again
+	@$(ROCMLAB) hub undrain
 hub-down: ## Stop it; the users' labs run on
 	@$(ROCMLAB) hub down
 

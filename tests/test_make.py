@@ -1,7 +1,9 @@
-"""What the Makefile does itself: the environments of those who work on rocmlab."""
+"""What the Makefile does itself: the environments of those who work on rocmlab, and texts that it passes on."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -63,3 +65,55 @@ def test_the_environment_of_another_clone_is_not_emptied(clone: Path, tmp_path: 
 
     assert left.exists()
     assert (other / "ready").is_file()
+
+
+TEXTS = (
+    "back at noon",
+    """it's "noon" at $5, 100 %; `id` \\ and \\n""",
+    "$HOME $$ $(HOME) ${HOME}",
+    "$(shell touch made)`touch made`; touch made & $(touch made)",
+    "--help PORT=9 # comment",
+    "Grüße: 15 Uhr",
+)
+
+
+def passed(folder: Path, *arguments: str, **environment: str) -> dict[str, str | None]:
+    """Return what a hub's command gets from make, as a program in Python's place reports it."""
+    probe = folder / "probe"
+    names = ("ROCMLAB_HUB_TEXT", "ROCMLAB_HUB_USER", "TEXT", "HUB_USER")
+    probe.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        f"print(json.dumps([sys.argv[1:], {{name: os.environ.get(name) for name in {names}}}]))\n"
+    )
+    probe.chmod(0o755)
+    done = subprocess.run(
+        ["make", *arguments, f"PYTHON={probe}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
+    words, found = json.loads(done.stdout)
+    assert words == ["-m", "rocmlab", "hub", arguments[0].removeprefix("hub-")]
+    return found
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("target", ["hub-message", "hub-drain"])
+def test_a_text_for_the_hubs_users_arrives_as_it_was_typed(clone: Path, target: str, text: str) -> None:
+    """Neither make nor a shell expands or runs anything of it."""
+    found = passed(clone, target, f"TEXT={text}")
+
+    assert found == {"ROCMLAB_HUB_TEXT": text, "ROCMLAB_HUB_USER": "", "TEXT": None, "HUB_USER": None}
+    assert not (clone / "made").exists()
+
+
+def test_a_user_of_the_hub_is_the_one_after_the_target(clone: Path) -> None:
+    """Variables of the same name in someone's environment mean something else."""
+    assert passed(clone, "hub-stop", "HUB_USER=$(shell touch made)bob")["ROCMLAB_HUB_USER"] == "$(shell touch made)bob"
+    assert passed(clone, "hub-stop", HUB_USER="bob", TEXT="else")["ROCMLAB_HUB_USER"] == ""
+    assert passed(clone, "hub-message", HUB_USER="bob", TEXT="else")["ROCMLAB_HUB_TEXT"] == ""
+    assert passed(clone, "hub-undrain")["ROCMLAB_HUB_TEXT"] == ""
+    assert not (clone / "made").exists()

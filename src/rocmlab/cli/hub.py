@@ -33,6 +33,10 @@ COMMANDS = {
     "undrain": "start labs and give GPUs again",
     "down": "stop the hub; the users' labs run on",
 }
+VARIABLES = {  # what make passes: argument, and what the user types
+    "ROCMLAB_HUB_TEXT": ("text", "TEXT"),
+    "ROCMLAB_HUB_USER": ("user", "HUB_USER"),
+}
 LABS = (
     "SELECT users.name, spawners.started FROM spawners JOIN users ON users.id = spawners.user_id "
     "WHERE spawners.server_id IS NOT NULL ORDER BY users.name"
@@ -61,7 +65,7 @@ def build_parser(command: str) -> argparse.ArgumentParser:
     stopping.add_options(added["up"])
     added["status"].add_argument("--json", action="store_true", help="print everything known, as JSON")
     added["message"].add_argument("text", nargs="?", help="plain text; without it the message is withdrawn")
-    added["stop"].add_argument("user", help="whose lab")
+    added["stop"].add_argument("user", nargs="?", help="whose lab (or HUB_USER=name after make hub-stop)")
     added["drain"].add_argument("text", nargs="?", metavar="reason", help="which users see")
     return parser
 
@@ -155,14 +159,34 @@ def _seen(seen: dict[str, Any]) -> list[str]:
     return [safe.printable(line) for line in lines]
 
 
+def _arguments(chosen: argparse.Namespace) -> dict[str, str]:
+    """Return a command's arguments, or what make passes in their place.
+
+    Raises:
+        RocmlabError: make passes what this command does not take, or the user is missing.
+    """
+    found = {name: value or "" for name, value in vars(chosen).items() if name in ("text", "user")}
+    for variable, (name, typed) in VARIABLES.items():
+        passed = os.environ.get(variable, "")
+        if passed and name not in found:
+            why = "a message is for all users" if chosen.what == "message" else f"{typed}= is for another command"
+            raise RocmlabError(f"make hub-{chosen.what} does not take {typed}={passed}", why, f"omit {typed}=")
+        if passed:
+            found[name] = found[name] or passed
+    if found.get("user") == "":
+        why = "neither an argument nor HUB_USER= names one"
+        raise RocmlabError("the user whose lab to stop is missing", why, "make hub-stop HUB_USER=name")
+    return found
+
+
 def _act(hub: Hub, chosen: argparse.Namespace) -> int:
+    given = _arguments(chosen)
     known = hub.known()
     if known is None or not hub.is_running():
         raise RocmlabError("JupyterHub is not running", "it is what does this", "make hub-up")
-    given = {name: value or "" for name, value in vars(chosen).items() if name in ("text", "user")}
     note = commands.ask(known, "POST", chosen.what, given)["note"]
     done = {
-        "message": "users are informed" if chosen.what == "message" and chosen.text else "the message is withdrawn",
+        "message": "users are informed" if given.get("text") else "the message is withdrawn",
         "stop": f"the lab of {given.get('user')} is stopped",
         "drain": "this machine is drained: no lab is started, no GPU is leased; what runs continues",
         "undrain": "labs are started again, and GPUs leased",

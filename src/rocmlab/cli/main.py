@@ -73,7 +73,7 @@ EXIT_CODES = "0 done; 1 the work failed, for example a notebook; 2 wrong usage, 
 PACKAGED = os.path.join(os.path.dirname(os.path.dirname(__file__)), "project")  # only in a released wheel
 MAKE_VARIABLES = (  # that are no settings: they hold for one command
     *("NOTEBOOKS", "PARAMS", "RUN", "BENCH", "TESTS", "ENGINE", "HEAD", "FORCE", "WHEN"),
-    *("TO", "FROM", "ALL", "RUNS", "HOST"),
+    *("TO", "FROM", "ALL", "RUNS", "HOST", "TEXT", "HUB_USER"),
 )
 
 
