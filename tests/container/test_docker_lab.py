@@ -30,6 +30,26 @@ ENVIRONMENT = """
 /opt/torch/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
   >"$(echo "$1"/lib/python3*/site-packages)/base.pth"
 """
+# Ranks that add up for some seconds, in which all that they open is seen.
+TWO_RANKS = """
+import tempfile, time
+from pathlib import Path
+from rocmlab.training import launch
+program = '''
+import os, time, torch
+import torch.distributed as dist
+dist.init_process_group(os.environ["ROCMLAB_COLLECTIVES"])
+for _ in range(30):
+    value = torch.ones(8)
+    dist.all_reduce(value)
+    time.sleep(0.1)
+print("sum", int(value[0]))
+dist.destroy_process_group()
+'''
+with tempfile.TemporaryDirectory() as folder:
+    Path(folder, "add.py").write_text(program)
+    launch.run(Path(folder, "add.py"), processes=2)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -172,15 +192,15 @@ class TestUp:
         lab.settings["PORT"] = home
         assert "is new" not in lab.make("up").stdout
 
-    def test_run_notebooks_trains_in_the_container(self, lab: Clone, first_up: str) -> None:
-        """One epoch on all digits meets its bar there, and the run folder is on the share; 98 % is the native lab's."""
-        done = lab.make("run-notebooks", NOTEBOOKS="01_mnist_fc", PARAMS="quick=true")
+    def test_run_notebooks_computes_in_the_container(self, lab: Clone, first_up: str) -> None:
+        """The run folder is on the share. Tests of the browser train in a container."""
+        done = lab.make("run-notebooks", NOTEBOOKS="00_hello_gpu")
 
         name = done.stdout.rsplit("share/runs/", 1)[1].split()[0]
         text = docker("exec", container(lab), "cat", f"/home/jovyan/share/runs/{name}/results.json")
         job = json.loads(text)["jobs"][0]
         assert job["status"] == "ok"
-        assert job["recorded"]["acceptance"]["value"] >= 0.945
+        assert job["recorded"]["acceptance"]["ok"]
 
     def test_a_single_run_goes_by_what_its_command_says(self, lab: Clone, first_up: str) -> None:
         """In the running container as well; the lab's own settings stay."""
@@ -195,11 +215,11 @@ class TestUp:
 
         Ray is watched in the containers of a cluster, and all notebooks in the native lab.
         """
+        server = clients.Server(f"127.0.0.1:{lab.port}", lab.env["JUPYTER_TOKEN"])
         with watched_container(container(lab)) as found:
-            few = "quick=true samples=2560 blocks=1"
-            done = lab.make("run-notebooks", NOTEBOOKS="04_multi_gpu_torch", PARAMS=few)
+            printed = server.execute("torch", TWO_RANKS)
 
-        assert "1 ok" in done.stdout, done.stdout
+        assert printed.count("sum 2") == 2, printed
         assert [str(one) for one in found if (one.protocol[:3], one.port) != ("tcp", 8888)] == []
 
     def test_a_signal_reaches_the_run_inside(self, lab: Clone, first_up: str) -> None:

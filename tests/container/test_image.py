@@ -124,7 +124,7 @@ def share() -> Iterator[str]:
     docker("volume", "rm", name)
 
 
-@pytest.mark.parametrize("kernel", ["tensorflow", "torch"])
+@pytest.mark.parametrize("kernel", [pytest.param("tensorflow", marks=pytest.mark.long), "torch"])
 def test_pip_in_a_notebook_adds_but_never_replaces_the_framework(
     image: str, wheels: Path, share: str, kernel: str
 ) -> None:

@@ -172,6 +172,7 @@ def test_pytorch_without_hip_stops_the_build(rocm_base: str, make_light, tmp_pat
         make_light(BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="").build()
 
 
+@pytest.mark.long
 def test_a_jax_that_would_not_find_its_plugin_stops_the_build(rocm_base: str, make_light, tmp_path: Path) -> None:
     """Packages were requested, and none of them is the plugin for AMD's GPUs."""
     wheels = torch_wheels(tmp_path, hip="7.2.0")
@@ -181,6 +182,7 @@ def test_a_jax_that_would_not_find_its_plugin_stops_the_build(rocm_base: str, ma
         make_light(BASE_IMAGE=rocm_base, WHEELS=wheels, TORCH_INDEX="", JAX_PACKAGES=jax).build()
 
 
+@pytest.mark.long
 def test_tensorflow_without_rocm_stops_the_build(make_base, make_light) -> None:
     """So would a TensorFlow that is not built with ROCm."""
     base = make_base("norocm", rocm=False)
@@ -195,6 +197,7 @@ def test_base_without_tensorflow_stops_the_build(bare: str, make_project) -> Non
         checked_only(make_project("rocm", BASE_IMAGE=bare)).build()
 
 
+@pytest.mark.long
 def test_conflict_with_the_base_stops_the_build(make_base, make_light) -> None:
     """A base too old for the kernel is named at once, not by a kernel that dies later."""
     base = make_base("old", rocm=True, traitlets="4.0")

@@ -1,5 +1,7 @@
 """What needs the frameworks, in the native lab's own environment: every notebook, short, and the tests marked so.
 
+FRAMEWORKS is the expression that selects these; `make test-long` also runs the variants.
+
 The lab has no pytest: it finds the one that runs this file at the end of its path, behind all that is its own.
 """
 
@@ -84,6 +86,8 @@ def test_every_notebook_passes_when_it_is_short(built_lab: Clone) -> None:
     assert {*jobs, *skipped} == found
     assert {"cpu"} == {device["backend"] for job in jobs.values() for device in job["devices"]}
     assert all(job["recorded"]["acceptance"]["ok"] for job in jobs.values())
+    unet = jobs["06_segmentation_unet"]["recorded"]
+    assert unet["first_epoch_seconds"]["float32"] > unet["seconds_per_epoch"]
     assert watch.outside() == []
 
 
@@ -118,7 +122,8 @@ def framework_tests(built_lab: Clone) -> dict[str, subprocess.CompletedProcess[s
     others = [TESTS, *(f"--ignore={name}" for names in ALONE.values() for name in names)]
 
     def run(name: str) -> subprocess.CompletedProcess[str]:
-        options = ["-m", "frameworks", *ALONE.get(name, others), "-q", "-p", "no:cacheprovider"]
+        chosen = os.environ.get("FRAMEWORKS", "frameworks and not long")
+        options = ["-m", chosen, *ALONE.get(name, others), "-q", "-p", "no:cacheprovider"]
         return subprocess.run(
             [python, "-c", PROGRAM, sysconfig.get_path("purelib"), *options],
             cwd=built_lab.folder,

@@ -10,6 +10,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.frameworks,
+    pytest.mark.long,  # in each run both notebooks are run in short
     pytest.mark.skipif(os.environ.get("KERAS_BACKEND") != "tensorflow", reason="run it with KERAS_BACKEND=tensorflow"),
 ]
 FEW_DIGITS = """

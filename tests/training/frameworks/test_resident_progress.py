@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_models import dense, digits, has_gpu
+from variants import long_on
 
 import rocmlab
 
@@ -73,7 +74,9 @@ class Child:
         return time.time()
 
 
-@pytest.mark.parametrize("kind", ["keras", *(["plain"] if BACKEND == "torch" else [])])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("keras", marks=long_on("torch")), *(["plain"] if BACKEND == "torch" else [])]
+)
 def test_an_interrupt_acts_within_seconds_and_leaves_a_complete_step(kind):
     """SIGINT in the middle of a long epoch, and of a long validation: handled soon, and the training continues."""
     child = Child(kind)
@@ -125,7 +128,13 @@ class TestCuts:
 
         return run
 
-    @pytest.mark.parametrize(("steps", "memory_bytes"), [(4, None), (1, 8000)], ids=["resident", "streamed"])
+    @pytest.mark.parametrize(
+        ("steps", "memory_bytes"),
+        [
+            pytest.param(4, None, id="resident"),
+            pytest.param(1, 8000, id="streamed", marks=long_on("tensorflow")),
+        ],
+    )
     def test_any_number_of_programs_gives_the_same_numbers(self, train, steps, memory_bytes):
         """Weights, state, optimizer and history are equal to the last bit, with shuffling and a smaller last batch."""
         whole, history = train(None, memory_bytes=memory_bytes)
@@ -168,6 +177,7 @@ class TestCuts:
         assert losses
         assert min(losses) > 0
 
+    @long_on("tensorflow")
     def test_a_shown_bar_changes_no_number(self, train):
         """Reading the metrics in between leaves them and the random numbers as they are."""
         silent, history = train(2)

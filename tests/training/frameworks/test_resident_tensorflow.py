@@ -122,7 +122,7 @@ class TestSameAsFit:
 
         assert result.epoch == [0, 1]
 
-    @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+    @pytest.mark.parametrize("policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.long)])
     def test_mixed_precision(self, keras, fit_resident, policy):
         """Under a mixed policy loss scaling works as in fit, also where a first scale is too large for the type."""
         keras.config.set_dtype_policy(policy)

@@ -48,6 +48,7 @@ def test_ddp_learns_what_one_device_learns_and_without_sums_it_does_not():
     assert "KeyError" in found["dead"]["error"]
 
 
+@pytest.mark.long  # tests of fit_resident share each batch in each run
 def test_keras_on_jax_shares_a_batch_and_learns_the_same():
     """Two parts of the CPU hold a replica each; the losses are those of one, and a speed is measured."""
     size = {**measures.SIZES["tiny"], "layers": 1}  # compiles faster

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from variants import long_on
 
-pytestmark = pytest.mark.frameworks
+# In each run `15_compare` measures such a row on all three.
+pytestmark = [pytest.mark.frameworks, long_on("jax", "tensorflow")]
 SRC = Path(__file__).parents[3] / "src"
 
 
