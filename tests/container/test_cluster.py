@@ -241,6 +241,7 @@ def test_a_lab_that_comes_back_is_a_node_again(cluster: Cluster) -> None:
     cluster.wait_for(3)
 
 
+@pytest.mark.long  # in each run test_runner_remote.py loses a head, on the loopback
 def test_the_head_is_lost(cluster: Cluster) -> None:
     """The run ends with exit code 1 and a sentence; with the head back, `--resume` does what is left and no more."""
     folder = write_notebooks(cluster.share, "head", seconds=6.0)
