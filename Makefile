@@ -17,12 +17,14 @@ export ALL ?=
 export RUNS ?=
 export WHEN ?=
 export RUN_FOLDER ?=
-# Only HOST=name after the target: shells and compilers' environments have a HOST of their own.
-export ROCMLAB_URL_HOST = $(if $(findstring command,$(origin HOST)),$(HOST))
-# As they were typed, and only after the target: make would expand a `$`, and so run what a text has in $(shell …).
+# These count only after the target: shells and compilers' environments have a HOST of their own.
+typed = $(if $(findstring command,$(origin $(1))),$(value $(1)))
+export ROCMLAB_URL_HOST := $(call typed,HOST)
+export ROCMLAB_HUB_TEXT := $(call typed,TEXT)
+export ROCMLAB_HUB_USER := $(call typed,HUB_USER)
+# All that is given after the target arrives as it was typed: make would expand a `$`, and so run what is in $(shell …).
+$(foreach name,$(.VARIABLES),$(if $(findstring command,$(origin $(name))),$(eval override $(name) := $$(value $(name)))$(eval export $(name))))
 unexport TEXT HUB_USER
-export ROCMLAB_HUB_TEXT = $(if $(findstring command,$(origin TEXT)),$(value TEXT))
-export ROCMLAB_HUB_USER = $(if $(findstring command,$(origin HUB_USER)),$(value HUB_USER))
 TESTS ?= tests
 
 .PHONY: help up run run-notebooks nvitop url status logs shell down build upgrade rollback clean backup restore devices smi top leases kernels packages demo doctor monitoring monitoring-down cluster-up cluster-join cluster-status cluster-down hub-up hub-status hub-message hub-stop hub-drain hub-undrain hub-down bench test test-fast test-hermetic test-long test-rocm lint docs docs-serve lock sbom dist pin

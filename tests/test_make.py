@@ -79,9 +79,9 @@ TEXTS = (
 
 
 def passed(folder: Path, *arguments: str, **environment: str) -> dict[str, str | None]:
-    """Return what a hub's command gets from make, as a program in Python's place reports it."""
+    """Return what a command gets from make, as a program in Python's place reports it."""
     probe = folder / "probe"
-    names = ("ROCMLAB_HUB_TEXT", "ROCMLAB_HUB_USER", "TEXT", "HUB_USER")
+    names = ("ROCMLAB_HUB_TEXT", "ROCMLAB_HUB_USER", "TEXT", "HUB_USER", "TO", "SHARE", "NOTEBOOKS", "PARAMS")
     probe.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
         f"print(json.dumps([sys.argv[1:], {{name: os.environ.get(name) for name in {names}}}]))\n"
@@ -97,8 +97,8 @@ def passed(folder: Path, *arguments: str, **environment: str) -> dict[str, str |
         env={name: value for name, value in os.environ.items() if name not in OF_MAKE} | environment,
     )
     words, found = json.loads(done.stdout)
-    assert words == ["-m", "rocmlab", "hub", arguments[0].removeprefix("hub-")]
-    return found
+    assert words == ["-m", "rocmlab", *arguments[0].replace("hub-", "hub ").split()]
+    return {name: value for name, value in found.items() if value}
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -107,14 +107,25 @@ def test_a_text_for_the_hubs_users_arrives_as_it_was_typed(clone: Path, target: 
     """Neither make nor a shell expands or runs anything of it."""
     found = passed(clone, target, f"TEXT={text}")
 
-    assert found == {"ROCMLAB_HUB_TEXT": text, "ROCMLAB_HUB_USER": "", "TEXT": None, "HUB_USER": None}
+    assert found == {"ROCMLAB_HUB_TEXT": text}
+    assert not (clone / "made").exists()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_settings_and_options_arrive_as_they_were_typed(clone: Path, text: str) -> None:
+    """After the target, whether or not the Makefile knows their names, and from the environment."""
+    found = passed(clone, "backup", f"TO={text}", f"SHARE={text}", f"NOTEBOOKS={text}", PARAMS=text)
+
+    assert found == dict.fromkeys(("TO", "SHARE", "NOTEBOOKS", "PARAMS"), text)
     assert not (clone / "made").exists()
 
 
 def test_a_user_of_the_hub_is_the_one_after_the_target(clone: Path) -> None:
     """Variables of the same name in someone's environment mean something else."""
-    assert passed(clone, "hub-stop", "HUB_USER=$(shell touch made)bob")["ROCMLAB_HUB_USER"] == "$(shell touch made)bob"
-    assert passed(clone, "hub-stop", HUB_USER="bob", TEXT="else")["ROCMLAB_HUB_USER"] == ""
-    assert passed(clone, "hub-message", HUB_USER="bob", TEXT="else")["ROCMLAB_HUB_TEXT"] == ""
-    assert passed(clone, "hub-undrain")["ROCMLAB_HUB_TEXT"] == ""
+    assert passed(clone, "hub-stop", "HUB_USER=$(shell touch made)bob") == {
+        "ROCMLAB_HUB_USER": "$(shell touch made)bob"
+    }
+    assert passed(clone, "hub-stop", HUB_USER="bob", TEXT="else") == {}
+    assert passed(clone, "hub-message", HUB_USER="bob", TEXT="else") == {}
+    assert passed(clone, "hub-undrain") == {}
     assert not (clone / "made").exists()
