@@ -228,6 +228,14 @@ def test_the_only_owner_of_a_gpu_has_what_cannot_be_told_apart(tmp_path: Path) -
     assert [each.owner for each in second.attributed()] == [Owner("process")] * 2
 
 
+def test_the_only_owner_of_a_gpu_has_no_more_processes_than_there_are_here(tmp_path: Path) -> None:
+    """One of the two in the list is another container's or the host's, and which of them cannot be told."""
+    container = Container(tmp_path, GpuUse(FREE, 0), GpuUse(FREE + 1, 0))
+    container.add(41, KERNEL, notebook("/nb/mine.ipynb"))
+
+    assert [each.owner for each in container.attributed()] == [Owner("process")] * 2
+
+
 def test_a_lease_alone_counts_where_the_gpu_is_simulated(tmp_path: Path) -> None:
     """No process can open such a GPU. The server that keeps a kernel's lease is none, nor a lease of another host."""
     container = Container(tmp_path, GpuUse(FREE, 0), GpuUse(FREE + 1, 1))

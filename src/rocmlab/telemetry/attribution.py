@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from rocmlab.devices import Device
@@ -29,16 +30,28 @@ def attribute(devices: Sequence[Device], root: Path, sources: Sequence[Source]) 
         source.begin()
     known = finder(root)
     by_name = {device_id(device): device for device in devices}
-    return [_owned(process, known, by_name[process.device], sources) for process in known.find(devices)]
+    found = [(process, _owners(process, sources)) for process in known.find(devices)]
+    nameless = Counter(process.device for process, owners in found if not owners)
+    return [
+        _owned(process, owners, known, by_name[process.device], nameless[process.device], sources)
+        for process, owners in found
+    ]
 
 
-def _owned(process: GpuProcess, known: Finder, device: Device, sources: Sequence[Source]) -> GpuProcess:
-    owners = [owner for source in sources if (owner := source.owner(process)) is not None]
+def _owners(process: GpuProcess, sources: Sequence[Source]) -> list[Owner]:
+    return [owner for source in sources if (owner := source.owner(process)) is not None]
+
+
+def _owned(
+    process: GpuProcess, owners: list[Owner], known: Finder, device: Device, nameless: int, sources: Sequence[Source]
+) -> GpuProcess:
     owner = merged(owners)
     if process.is_estimated:
         owner = changed(owner, is_estimated=True)
     elif not owners and known.table.is_isolated:
-        owner = _only_owner(known.possible(device), sources) or owner
+        possible = known.possible(device)
+        # With more in the driver's list than there are here, one of them is another container's.
+        owner = (_only_owner(possible, sources) if nameless <= len(possible) else None) or owner
     return changed(process, owner=owner)
 
 
@@ -51,5 +64,5 @@ def _only_owner(processes: Sequence[Process], sources: Sequence[Source]) -> Owne
 
 def _owner_of(process: Process, sources: Sequence[Source]) -> Owner | None:
     seen = GpuProcess("", process.pid, local_pid=process.pid, started_seconds=process.started_seconds)
-    owners = [owner for source in sources if (owner := source.owner(seen)) is not None and owner.kind != "process"]
+    owners = [owner for owner in _owners(seen, sources) if owner.kind != "process"]
     return merged(owners) if owners else None
