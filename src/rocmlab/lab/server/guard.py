@@ -34,7 +34,6 @@ NAME = f"This lab does not answer under this host name. If your proxy uses it: {
 SMALL = re.compile(r"[0-9]{1,5}")  # a length in bytes: a login's form has less
 LARGE = "A request of this size is answered after a login alone."
 TOKEN = re.compile(r"([?&]token=)[^&\s\"'#]+")
-RACE = "Got events for closed stream"  # pyzmq's, when jupyter_server has closed what it greeted a kernel with
 
 
 def take_secrets(server: Any) -> str:  # noqa: ANN401  jupyter_server's ServerApp
@@ -108,16 +107,11 @@ class ClosedPortHandler(JupyterHandler):
 
 
 class Scrubber(logging.Filter):
-    """Removes tokens in addresses from the log: tornado writes the whole address where a request fails.
-
-    A warning that a fast kernel's start can leave, of which nothing follows, is removed too.
-    """
+    """Removes tokens in addresses from the log: tornado writes the whole address where a request fails."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Change the record, and return whether it is logged."""
+        """Change the record; each is logged."""
         text = record.getMessage()
-        if text.startswith(RACE):
-            return False
         scrubbed = TOKEN.sub(r"\1[secret]", text)
         if scrubbed != text:
             record.msg, record.args = scrubbed, ()
