@@ -109,6 +109,28 @@ async def until(is_true: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
+def test_hearing_again_while_the_kernel_says_something_leaves_no_warning(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when a page connects while its kernel starts: pyzmq warns of a stream that is closed with a message in it."""
+
+    async def test() -> None:
+        for _ in range(20):
+            tap = await lab.begin()
+            tap.records.reply("of a")
+            lab.send("of a", "status", execution_state="idle")
+            for _ in range(20):
+                lab.send("of nothing", "stream", name="stdout", text="a line")
+            while tap.records.unfinished:
+                await asyncio.sleep(0)
+            tap.listen()
+        await asyncio.sleep(0.01)
+
+    lab.run(test)
+
+    assert not caplog.records
+
+
 @pytest.fixture
 def lab(tmp_path: Path) -> Any:
     """A server whose recorder is installed."""

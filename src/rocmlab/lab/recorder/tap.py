@@ -115,7 +115,7 @@ class Tap:
         if self._iopub is not None:
             if url == self._url and self.records.unfinished:
                 return
-            self._iopub.close()
+            _close(self._iopub)
         if url != self._url:
             self.records.abort("")
         socket = zmq.Socket(self._manager.context, zmq.SUB)  # not of asyncio, as the context makes them
@@ -181,7 +181,7 @@ class Tap:
 
     def _close(self, session: str) -> None:
         if stream := self._streams.pop(session, None):
-            stream.close()
+            _close(stream)
 
     async def news(self, session: str, after: int, requests: Collection[str]) -> dict[str, Any]:
         """Return to a page what it lacks: of its own requests, those that it names."""
@@ -224,11 +224,13 @@ class Tap:
     async def _end(self) -> None:
         if is_on() and self.is_alone and self.records.dirty:
             await self.write()
-        for stream in (self._iopub, self._shell):
-            if stream is not None and not stream.closed():
-                stream.close()
-        for session in [*self._streams]:
-            self._close(session)
+        left = [each for each in (self._iopub, self._shell, *self._streams.values()) if each and not each.closed()]
+        self._streams.clear()
+        for stream in left:
+            stream.stop_on_recv()
+        await asyncio.sleep(0)  # see `_close`
+        for stream in left:
+            stream.close()
 
     async def write(self) -> None:
         """Write what the files lack."""
@@ -355,6 +357,12 @@ class Tap:
 def is_on() -> bool:
     """Return whether outputs are recorded, as the setting is now."""
     return live.get(SETTING) != "off"
+
+
+def _close(stream: ZMQStream) -> None:
+    """Close a stream once what it has put off has run: pyzmq warns of a closed one that has a message."""
+    stream.stop_on_recv()
+    stream.io_loop.add_callback(stream.close)
 
 
 def _url(information: dict[str, Any]) -> str:
