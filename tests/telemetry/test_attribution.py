@@ -229,7 +229,7 @@ def test_the_only_owner_of_a_gpu_has_what_cannot_be_told_apart(tmp_path: Path) -
 
 
 def test_the_only_owner_of_a_gpu_has_no_more_processes_than_there_are_here(tmp_path: Path) -> None:
-    """One of the two in the list is another container's or the host's, and which of them cannot be told."""
+    """One of the two in the list is another container's or the host's, and nothing says which."""
     container = Container(tmp_path, GpuUse(FREE, 0), GpuUse(FREE + 1, 0))
     container.add(41, KERNEL, notebook("/nb/mine.ipynb"))
 
