@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import urllib.error
 import urllib.request
@@ -64,15 +66,29 @@ class Server:
     def execute(self, kernel: str, code: str, *, keep: bool = False) -> str:
         """Run code in a new kernel, as a notebook does, and return what it printed; `keep` leaves it running."""
         answer = self.request("/api/kernels", token=self.token, method="POST", body={"name": kernel})
-        identity, session = json.loads(answer[1])["id"], uuid.uuid4().hex
-        url = f"ws://{self.address}/api/kernels/{identity}/channels?session_id={session}&token={self.token}"
-        channel = websocket.create_connection(url, timeout=120)
+        identity = json.loads(answer[1])["id"]
         try:
-            return execute_on(channel, session, code)
+            return self.execute_in(identity, code)
         finally:
-            channel.close()
             if not keep:
                 self.request(f"/api/kernels/{identity}", token=self.token, method="DELETE")
+
+    def execute_in(self, identity: str, code: str) -> str:
+        """Run code in a kernel that runs, and return what it printed."""
+        session = uuid.uuid4().hex
+        url = f"ws://{self.address}/api/kernels/{identity}/channels?session_id={session}&token={self.token}"
+        with contextlib.closing(websocket.create_connection(url, timeout=120)) as channel:
+            return execute_on(channel, session, code)
+
+    def gpu_processes(self) -> list[dict[str, Any]]:
+        """Return the GPU processes of the next sample in the stream of the panel."""
+        address = f"http://{self.address}/rocmlab/api/stream?token={self.token}"
+        with OPENER.open(address, timeout=60) as stream:
+            for line in itertools.islice(stream, 200):  # it never ends
+                found = json.loads(line[6:]) if line.startswith(b"data: {") else {}
+                if found.get("processes") is not None:
+                    return found["processes"]
+        raise AssertionError("no sample has processes")
 
 
 def execute_on(channel: websocket.WebSocket, session: str, code: str) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from hosts import Gpu, make_host
 
 from rocmlab.base import lease_folder
+from rocmlab.simulation import Live
 
 INSIDE = "/opt/simulated-host"
 FOLDER = lease_folder.USUAL.lstrip("/")
@@ -43,6 +44,14 @@ def simulated(gpus: int = 3) -> Iterator[Path]:
         yield root
     finally:
         shutil.rmtree(top)
+
+
+@contextmanager
+def simulated_live(gpus: int) -> Iterator[Live]:
+    """The same, which a test moves, with no process on a GPU."""
+    with tempfile.TemporaryDirectory(prefix="rocmlab-test-", dir="/tmp") as top:
+        Path(top).chmod(0o755)
+        yield Live(Path(top, "host"), gpus=gpus, processes=())
 
 
 def options(host: Path, uid: int = 1000, user: str = "alice") -> list[str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import clients
 import pytest
 from clones import Clone
 from containers import docker
 from demos import Demo, notebooks, until
-
-from rocmlab.stack import server
 
 pytestmark = pytest.mark.container
 SHOWN = {"pretended_training.ipynb", "forgotten_kernel.ipynb"}
@@ -29,13 +27,7 @@ def demo(docker_lab: Clone, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def in_the_panel(demo: Demo) -> list[dict[str, Any]]:
     """Return the processes of the panel's next sample."""
-    address = f"http://127.0.0.1:{demo.port}/rocmlab/api/stream?token={demo.token}"
-    with server.OPENER.open(address, timeout=60) as stream:
-        for line in itertools.islice(stream, 200):  # it never ends
-            found = json.loads(line[6:]) if line.startswith(b"data: {") else {}
-            if found.get("processes") is not None:
-                return found["processes"]
-    raise AssertionError("no sample has processes")
+    return clients.Server(f"127.0.0.1:{demo.port}", demo.token).gpu_processes()
 
 
 def in_smi(demo: Demo) -> list[dict[str, Any]]:
