@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import requests
@@ -80,6 +81,34 @@ def make_venv(folder: Path, python: str) -> None:
     )
 
 
+@dataclass(frozen=True)
+class SignOn:
+    """How users of this hub log in to another one: this one is the OAuth provider, the other one its client."""
+
+    port: int  # of the other
+    secret: str
+
+    def of_the_provider(self) -> str:
+        """Return what the provider's configuration needs."""
+        client = {"name": "other", "oauth_client_id": "service-other", "api_token": self.secret}
+        client |= {"oauth_redirect_uri": f"http://127.0.0.1:{self.port}/hub/oauth_callback", "oauth_no_confirm": True}
+        role = {"name": "user", "scopes": ["self", "access:services!service=other"]}
+        return f"c.JupyterHub.services.append({client!r})\nc.JupyterHub.load_roles.append({role!r})\n"
+
+    def of_the_client(self, provider: str) -> str:
+        """Return what docs/hub.md has for HUB_CONFIG, for a provider at this URL."""
+        values = {
+            "client_id": "service-other",
+            "client_secret": self.secret,
+            "oauth_callback_url": f"http://127.0.0.1:{self.port}/hub/oauth_callback",
+            "authorize_url": f"{provider}/hub/api/oauth2/authorize",
+            "token_url": f"{provider}/hub/api/oauth2/token",
+            "userdata_url": f"{provider}/hub/api/user",
+            "username_claim": "name",
+        }
+        return "".join(f"c.GenericOAuthenticator.{name} = {value!r}\n" for name, value in values.items())
+
+
 class Machine:
     """The hub of the tests, its folders, and its users."""
 
@@ -105,9 +134,12 @@ class Machine:
         runtime = "docker" if image else "native"
         given = {"RUNTIME": runtime, "ROCMLAB_ROOT": str(host), "PORT": str(free_port()), "HUB_PORT": str(free_port())}
         given |= {"HUB_ADMINS": users[-1], "HUB_USERS": ",".join(users), "HUB_PIDS_LIMIT": "4096"}
+        self.sign_on = SignOn(free_port(), secrets.token_hex(32))
         own = folder / "hub_config.py"  # so that no test waits five minutes until a lab reports that it computes
         own.touch(mode=0o600)
-        own.write_text('c.Spawner.environment = {"JUPYTERHUB_ACTIVITY_INTERVAL": "2"}\n')
+        own.write_text(
+            f'c.Spawner.environment = {{"JUPYTERHUB_ACTIVITY_INTERVAL": "2"}}\n{self.sign_on.of_the_provider()}'
+        )
         given |= {"HUB_CONFIG": str(own)}
         given |= {"HUB_MEMORY_LIMIT": "2gb", "HUB_CPU_LIMIT": "1.5"} if image else {}
         found = settings.load(self.project, given)

@@ -21,6 +21,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import stopping
 from rocmlab.cli.stopping import Consent, LabIsBusy, Stop
 from rocmlab.hub.cgroups import Cgroups
+from rocmlab.hub.uids import first_of_people
 from rocmlab.stack import busy
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.native import NativeLab
@@ -84,6 +85,18 @@ def test_a_port_that_another_user_has_taken_is_not_opened_as_a_lab(
                 start(lab, listener.getsockname()[1], {"gpus": ["cpu"]})
         finally:
             end(lab)
+
+
+def test_an_account_of_a_service_has_no_lab_where_another_machine_checks_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A provider's user may be called as it is; login.defs has where people's numbers begin."""
+    definitions = folder / "login.defs"
+    definitions.write_text("# UID_MIN 9\nUID_MIN\t\t  500\n")
+
+    with pytest.raises(web.HTTPError, match="daemon has no lab here"):
+        start(spawner(folder, monkeypatch, "daemon", program(folder, LISTENS)), 0, {"gpus": ["cpu"]})
+    assert (first_of_people(definitions), first_of_people(folder / "missing")) == (500, 1000)
 
 
 def test_a_lab_that_ends_says_why_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,14 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from tornado.httpclient import HTTPClientError
+
+from rocmlab.base.errors import RocmlabError
 from rocmlab.hub.configuration import Configuration
+from rocmlab.hub.problems import shown
 
 SETUP = "admin-password"  # the file with what an administrator signs up with
-OAUTH = "oauthenticator.generic.GenericOAuthenticator"
+UNANSWERED = 599  # tornado's code where there is no answer
 
 
 def configure(c: Any, found: Configuration, state: Path) -> None:  # noqa: ANN401  traitlets'
@@ -24,7 +28,7 @@ def configure(c: Any, found: Configuration, state: Path) -> None:  # noqa: ANN40
         c.JupyterHub.authenticator_class = "pam"
         c.PAMAuthenticator.open_sessions = False  # a session would end with the hub, and labs do not
     elif access.authenticator == "oauth":
-        c.JupyterHub.authenticator_class = OAUTH
+        c.JupyterHub.authenticator_class = explaining()
     else:
         import nativeauthenticator
 
@@ -68,3 +72,25 @@ def approving(setup: str) -> type:
             return super().create_user(username, password, **details)
 
     return Approving
+
+
+def explaining() -> type:
+    """Return the authenticator for OAuth, which says why a login fails, where its own has an Internal Server Error."""
+    from oauthenticator.generic import GenericOAuthenticator
+
+    class Explaining(GenericOAuthenticator):  # type: ignore[misc]
+        """Login at a provider."""
+
+        async def authenticate(self, handler: Any, data: Any = None, **more: Any) -> Any:  # noqa: ANN401
+            """Ask the provider who came back from it."""
+            try:
+                return await super().authenticate(handler, data, **more)
+            except (OSError, HTTPClientError) as err:
+                self.log.warning("login by OAuth: %r", err)
+                if isinstance(err, HTTPClientError) and err.code < UNANSWERED:
+                    why = f"the provider of the login rejected it ({err.code}): it has expired, or was used before"
+                    raise shown(403, RocmlabError("you are not logged in", why, "begin again at /hub/login")) from err
+                why = "the provider of the login does not answer"
+                raise shown(502, RocmlabError("you are not logged in", why, "try again in a few minutes")) from err
+
+    return Explaining

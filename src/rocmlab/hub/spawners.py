@@ -24,7 +24,6 @@ from typing import Any
 from docker.errors import APIError
 from dockerspawner import DockerSpawner
 from jupyterhub.spawner import LocalProcessSpawner
-from tornado import web
 
 from rocmlab.base import formatting, host_limits, identity, lease_folder
 from rocmlab.base.errors import RocmlabError
@@ -35,8 +34,9 @@ from rocmlab.hub.cgroups import Cgroups
 from rocmlab.hub.configuration import Configuration
 from rocmlab.hub.native_lab import GIVEN
 from rocmlab.hub.notices import Notices
+from rocmlab.hub.problems import shown
 from rocmlab.hub.queue import Place, Queue, label
-from rocmlab.hub.uids import Uids
+from rocmlab.hub.uids import Uids, first_of_people
 from rocmlab.kernels.leases import key
 from rocmlab.stack import gpus, live, sockets
 
@@ -76,7 +76,7 @@ class WithGpus:
         try:
             return choices.parse(self.user_options, len(self.gpu_queue.devices()))
         except RocmlabError as err:
-            raise _shown(400, err) from err
+            raise shown(400, err) from err
 
     async def start(self) -> Any:  # noqa: ANN401  JupyterHub's
         """Wait for the GPUs, and start the lab with them."""
@@ -94,7 +94,7 @@ class WithGpus:
             await self._listening(found)
             return found
         except RocmlabError as err:
-            raise _shown(503, err) from err
+            raise shown(503, err) from err
         finally:
             if self.place is not None:
                 self.place.close()
@@ -102,7 +102,7 @@ class WithGpus:
 
     def options_from_query(self, query: object) -> dict[str, str]:
         """Start nothing by a link, which any page may show: JupyterHub shows the form then."""
-        raise _shown(400, RocmlabError("a link does not start a lab", "another page may have made it", "choose below"))
+        raise shown(400, RocmlabError("a link does not start a lab", "another page may have made it", "choose below"))
 
     def what(self) -> str:
         """Return what it does now, in short."""
@@ -151,9 +151,9 @@ class WithGpus:
     async def _check(self, deadline: float, late: str) -> None:
         """Raise HTTPError if the lab has ended, or is late; else wait a moment."""
         if await self.poll() is not None:
-            raise _shown(500, RocmlabError("the lab did not start", await self.failure(), "start it again"))
+            raise shown(500, RocmlabError("the lab did not start", await self.failure(), "start it again"))
         if time.monotonic() > deadline:
-            raise _shown(500, RocmlabError("the lab did not start", late, "start it again"))
+            raise shown(500, RocmlabError("the lab did not start", late, "start it again"))
         await asyncio.sleep(0.2)
 
     async def progress(self) -> AsyncIterator[dict[str, object]]:
@@ -218,13 +218,6 @@ def names(spawner: DockerSpawner) -> dict[str, str]:
     return {"hostname": found}
 
 
-def _shown(status: int, err: RocmlabError) -> web.HTTPError:
-    """Return an error that JupyterHub shows to the user."""
-    error = web.HTTPError(status, str(err), reason=err.problem.what[:100].encode("ascii", "replace").decode())
-    vars(error).update(jupyterhub_message=str(err), jupyterhub_html_message=f"<pre>{html.escape(str(err))}</pre>")
-    return error
-
-
 class NativeSpawner(WithGpus, LocalProcessSpawner):  # type: ignore[misc]  # jupyterhub has no types for mypy
     """A lab as a process of the user's own account on this host; the hub is root."""
 
@@ -243,12 +236,15 @@ class NativeSpawner(WithGpus, LocalProcessSpawner):  # type: ignore[misc]  # jup
             problem = RocmlabError(
                 f"{self.user.name} has no account on this host", why, f"sudo adduser {self.user.name}"
             )
-            raise _shown(403, problem) from None
+            raise shown(403, problem) from None
         if account.pw_uid == 0:
             problem = RocmlabError(
                 "root has no lab here", "a lab runs any code that a page sends", "log in as another user"
             )
-            raise _shown(403, problem)
+            raise shown(403, problem)
+        if self.settings_of_hub.access.authenticator != "pam" and account.pw_uid < first_of_people():
+            why = f"uid {account.pw_uid} is one of this host's services, and it was not this host that checked the name"
+            raise shown(403, RocmlabError(f"{self.user.name} has no lab here", why, "log in as another user"))
         found = self.settings_of_hub
         self.cmd = [
             found.lab_python,

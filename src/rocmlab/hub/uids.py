@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pwd
+import re
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,15 @@ from rocmlab.stack import envfile
 
 FIRST = 70_000  # above what distributions give to accounts and services, below what they give to rootless engines
 SUBORDINATE = Path("/etc/subuid")  # who is named there can become these uids
+DEFINITIONS = Path("/etc/login.defs")
+LEAST = 1000  # where that file does not say it
+
+
+def first_of_people(definitions: Path = DEFINITIONS) -> int:
+    """Return from which uid on accounts are people's, and not of services. Source: UID_MIN in login.defs(5)."""
+    text = definitions.read_text(encoding="utf-8", errors="replace") if definitions.exists() else ""
+    found = re.search(r"^\s*UID_MIN\s+(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else LEAST
 
 
 class Uids:
