@@ -111,7 +111,7 @@ def test_administrators_are_those_of_the_setting(other: Other) -> None:
 
 
 def test_who_may_log_in_at_the_provider_may_not_yet_here(other: Other) -> None:
-    """HUB_USERS decides, and the page says so."""
+    """HUB_USERS decides, and the page reports it."""
     bob = other.user("bob")
 
     assert bob.login.status_code == 403

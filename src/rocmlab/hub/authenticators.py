@@ -91,6 +91,6 @@ def explaining() -> type:
                     why = f"the provider of the login rejected it ({err.code}): it has expired, or was used before"
                     raise shown(403, RocmlabError("you are not logged in", why, "begin again at /hub/login")) from err
                 why = "the provider of the login does not answer"
-                raise shown(502, RocmlabError("you are not logged in", why, "try again in a few minutes")) from err
+                raise shown(502, RocmlabError("you are not logged in", why, "log in again in a few minutes")) from err
 
     return Explaining
