@@ -164,9 +164,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _check_marks(items)
     reasons = {
         "container": lambda: engines.missing(),
-        "browser": lambda: (
-            "" if engines.chromium() else "no Chromium: sudo apt install chromium, or set CHROMIUM to its path"
-        ),
+        "browser": engines.missing_browser,
         "oracle": lambda: oracle_tools.missing(),
         "podman": lambda: engines.missing_podman(),
         "rocm": lambda: engines.missing_for_rocm(),
@@ -174,7 +172,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     }
     for item in items:
         for name, reason in reasons.items():
-            if item.get_closest_marker(name) and (why := reason()):
+            if (mark := item.get_closest_marker(name)) and (why := reason(*mark.args)):
                 item.add_marker(pytest.mark.skip(reason=why))
 
 

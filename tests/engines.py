@@ -132,6 +132,14 @@ def chromium() -> str | None:
     return os.environ.get("CHROMIUM") or next((path for name in names if (path := shutil.which(name))), None)
 
 
-def missing_browser() -> str:
-    """Say that there is no Chromium, or nothing where there is one."""
+def firefox() -> str | None:
+    """Return the path of Firefox, or None."""
+    names = ("firefox-esr", "firefox")
+    return os.environ.get("FIREFOX") or next((path for name in names if (path := shutil.which(name))), None)
+
+
+def missing_browser(name: str = "chromium") -> str:
+    """Say that there is no such browser, or nothing where there is one."""
+    if name == "firefox":
+        return "" if firefox() else "no Firefox: sudo apt install firefox-esr, or set FIREFOX to its path"
     return "" if chromium() else "no Chromium: sudo apt install chromium, or set CHROMIUM to its path"

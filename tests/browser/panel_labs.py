@@ -95,6 +95,36 @@ class Lab:
         notebook.metadata.kernelspec = {"name": kernel, "display_name": "PyTorch", "language": "python"}
         nbformat.write(notebook, self.work / name)
 
+    def unused_session(self, name: str) -> str:
+        """Start a notebook's kernel over REST, which no client uses yet, and return its id."""
+        self.notebook(name)
+        wanted = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "torch"}}
+        path = f"{BASE_URL}api/sessions"
+        status, answer = clients.ask(self.port, TOKEN, path, method="POST", body=wanted, timeout_seconds=WAIT / 1000)
+        assert status == 201, status
+        found: str = answer["kernel"]["id"]
+        return found
+
+    def session(self, name: str) -> dict:
+        """Start a notebook's kernel as JupyterLab does, and return what the server tells of it."""
+        channels = f"ws://127.0.0.1:{self.port}{BASE_URL}api/kernels/{self.unused_session(name)}/channels?token={TOKEN}"
+        connection = websocket.create_connection(channels, timeout=WAIT / 1000)  # until then Jupyter does not ask it
+        try:
+            return self.kernel(name)
+        finally:
+            connection.close()
+
+    def kernel(self, name: str) -> dict:
+        """Return what the server tells of a notebook's kernel, when it has its process."""
+        end = time.monotonic() + WAIT / 1000
+        while time.monotonic() < end:
+            for each in clients.ask(self.port, TOKEN, f"{BASE_URL}rocmlab/api/kernels", timeout_seconds=10)[1] or []:
+                if each["notebook"] == name and each["pid"] and each["state"] == "idle":
+                    found: dict = each
+                    return found
+            time.sleep(0.1)
+        raise AssertionError(f"no kernel of {name}")
+
     def use(self, *uses: GpuUse) -> None:
         """Let these processes, and no others, be on the GPUs."""
         self.uses[:] = uses
@@ -154,43 +184,6 @@ def open_page(page: Page, lab: Lab) -> None:
     """Open the page of its own."""
     page.goto(lab.url("rocmlab/"))
     page.wait_for_selector(".rocmlab-Status[data-status=live]", timeout=WAIT)
-
-
-def unused_session(page: Page, lab: Lab, name: str) -> str:
-    """Start a notebook's kernel over REST, which no client uses yet, and return its id."""
-    lab.notebook(name)
-    wanted = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "torch"}}
-    answer = page.request.post(
-        f"http://127.0.0.1:{lab.port}{BASE_URL}api/sessions", data=wanted, headers={"Authorization": f"token {TOKEN}"}
-    )
-    assert answer.ok, answer.text()
-    found: str = answer.json()["kernel"]["id"]
-    return found
-
-
-def session(page: Page, lab: Lab, name: str) -> dict:
-    """Start a notebook's kernel as JupyterLab does, and return what the server tells of it."""
-    kernel_id = unused_session(page, lab, name)
-    channels = f"ws://127.0.0.1:{lab.port}{BASE_URL}api/kernels/{kernel_id}/channels?token={TOKEN}"
-    connection = websocket.create_connection(channels, timeout=WAIT / 1000)  # until then Jupyter does not ask how it is
-    try:
-        return kernel(page, lab, name)
-    finally:
-        connection.close()
-
-
-def kernel(page: Page, lab: Lab, name: str) -> dict:
-    """Return what the server tells of a notebook's kernel, when it has its process."""
-    end = time.monotonic() + WAIT / 1000
-    while time.monotonic() < end:
-        found = page.request.get(
-            f"http://127.0.0.1:{lab.port}{BASE_URL}rocmlab/api/kernels", headers={"Authorization": f"token {TOKEN}"}
-        ).json()
-        for each in found:
-            if each["notebook"] == name and each["pid"] and each["state"] == "idle":
-                return each
-        page.wait_for_timeout(100)
-    raise AssertionError(f"no kernel of {name}")
 
 
 def contrast(page: Page, selector: str) -> float:

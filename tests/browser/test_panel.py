@@ -18,14 +18,11 @@ from panel_labs import (
     Lab,
     card,
     contrast,
-    kernel,
     numbers,
     open_page,
     open_panel,
     open_sidebar,
     row,
-    session,
-    unused_session,
     value,
 )
 from test_lab import picture
@@ -115,10 +112,10 @@ def test_every_control_is_reached_by_the_keyboard(lab: Lab, page: Page) -> None:
 
     A kernel that starts, and one that waits for a GPU, show this instead of that they are idle.
     """
-    unused_session(page, lab, "train.ipynb")
+    lab.unused_session("train.ipynb")
     lease = lab.host.leases.take(lab.host.devices[1:], Holder.here("other.ipynb"))
     assert lease
-    unused_session(page, lab, "waits.ipynb")
+    lab.unused_session("waits.ipynb")
     open_page(page, lab)
     starting = row(page, "train.ipynb").filter(has_text=re.compile(r"starting for \d+\s(s|min)"))
     starting.wait_for(timeout=WAIT)
@@ -215,7 +212,7 @@ def test_a_notebook_is_shown_by_its_name_of_now_and_can_be_shut_down(
     lab.notebook("first.ipynb")
     page.goto(lab.url("lab/tree/first.ipynb"))
     page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=WAIT)
-    pid = kernel(page, lab, "first.ipynb")["pid"]
+    pid = lab.kernel("first.ipynb")["pid"]
     assert lab.host.holders() == ["first.ipynb", None]
     lab.use(GpuUse(pid=pid, gpu=0, vram_bytes=9 * GIB, cu_occupancy=10))
 
@@ -257,7 +254,7 @@ def test_a_notebook_is_shown_by_its_name_of_now_and_can_be_shut_down(
 
 def test_the_page_of_its_own_is_usable_by_keyboard(lab: Lab, page: Page, complaints: list[str]) -> None:
     """Below a base URL: Tab reaches a kernel's buttons, Enter asks, Escape leaves it alone, and Enter twice ends it."""
-    started = session(page, lab, "idle.ipynb")
+    started = lab.session("idle.ipynb")
     lab.use(GpuUse(pid=started["pid"], gpu=0, vram_bytes=5 * GIB))
     open_page(page, lab)
     assert "token" not in page.url
@@ -388,7 +385,7 @@ SIDEBAR_TEXTS = (
 def test_light_and_dark_can_be_read(lab: Lab, page: Page, scheme: str) -> None:
     """Every text has WCAG's contrast of 4.5, no width makes it scroll sideways, and a name is text and nothing else."""
     name = "train <img src=x>.ipynb"
-    started = session(page, lab, name)
+    started = lab.session(name)
     with_a_long_command_line = GpuUse(pid=os.getpid(), gpu=1, vram_bytes=7 * GIB, cu_occupancy=8)
     lab.use(GpuUse(pid=started["pid"], gpu=0, vram_bytes=11 * GIB, cu_occupancy=40), with_a_long_command_line)
     page.emulate_media(color_scheme=scheme)
