@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -383,6 +384,30 @@ def test_a_folder_that_is_no_good_is_an_error_with_the_command(host: Host, mode:
     assert isinstance(found, dict)
     assert found["fix"] == f"on the host: sudo install -d -m 1777 -o root -g root {host.folder}"
     assert list(host.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "has_file", "after"),
+    [
+        pytest.param(0, 0o755, False, 0o1777, id="as an engine makes what it mounts"),
+        pytest.param(0, 0o755, True, 0o755, id="in use"),
+        pytest.param(ALICE, 0o755, False, 0o755, id="another user's"),
+        pytest.param(0, 0o750, False, 0o750, id="closed on purpose"),
+    ],
+)
+def test_root_opens_the_folder_that_an_engine_has_made_for_root_alone(
+    host: Host, owner: int, mode: int, has_file: bool, after: int
+) -> None:
+    """Whoever starts a native lab as root first: else no other user could lease a GPU. Any other folder stays."""
+    host.folder.mkdir()
+    host.folder.chmod(mode)
+    os.chown(host.folder, owner, owner)
+    if has_file:
+        (host.folder / "a.lock").touch()
+
+    lease_folder.ensure(host.folder)
+
+    assert stat.S_IMODE(host.folder.stat().st_mode) == after
 
 
 def test_the_command_makes_a_folder_of_anyone_roots(host: Host) -> None:

@@ -25,6 +25,7 @@ USUAL = "/run/lock/rocmlab"
 NOTE = re.compile(r"/holder-[0-9a-f]{16}\.json$")  # the path of a note that names a holder
 LOCK = re.compile(r"[\w.-]+\.lock")  # a lock's name; a file with another is no one's lock, whoever made it
 MODE = 0o1777
+ENGINES_MODE = 0o755
 RULE = "/etc/tmpfiles.d/rocmlab.conf"
 
 
@@ -41,7 +42,7 @@ def path(environment: Mapping[str, str], root: Path = Path("/")) -> Path:
 
 
 def ensure(folder: Path) -> None:
-    """Make the folder where it is missing.
+    """Make the folder where it is missing; as root also open one that an engine has made for root alone.
 
     Raises:
         RocmlabError: it cannot be made, or this user cannot make locks in it.
@@ -53,6 +54,8 @@ def ensure(folder: Path) -> None:
             pass  # another process was faster
         except OSError as err:
             raise RocmlabError.of(unusable(folder, f"it is missing and cannot be made: {err.strerror}")) from err
+    elif os.geteuid() == 0:
+        _open(folder)
     if found := problem(folder):
         raise RocmlabError.of(found)
 
@@ -126,6 +129,18 @@ def command(folder: Path) -> str:
 
 def _what(folder: Path) -> str:
     return f"{folder}, this host's folder of leases, cannot be used"
+
+
+def _open(folder: Path) -> None:
+    """Give a folder its mode that looks as an engine makes what it mounts: root's, 0755, and nothing in it yet."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            found = os.fstat(descriptor)
+            if found.st_uid == 0 and stat.S_IMODE(found.st_mode) == ENGINES_MODE and not os.listdir(descriptor):
+                os.fchmod(descriptor, MODE)
+        finally:
+            os.close(descriptor)
 
 
 def _make(folder: Path) -> None:
