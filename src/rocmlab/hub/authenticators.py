@@ -8,11 +8,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from tornado.httpclient import HTTPClientError
-
 from rocmlab.base.errors import RocmlabError
 from rocmlab.hub.configuration import Configuration
-from rocmlab.hub.problems import shown
 
 SETUP = "admin-password"  # the file with what an administrator signs up with
 UNANSWERED = 599  # tornado's code where there is no answer
@@ -77,6 +74,9 @@ def approving(setup: str) -> type:
 def explaining() -> type:
     """Return the authenticator for OAuth, which says why a login fails, where its own has an Internal Server Error."""
     from oauthenticator.generic import GenericOAuthenticator
+    from tornado.httpclient import HTTPClientError
+
+    from rocmlab.hub.problems import shown
 
     class Explaining(GenericOAuthenticator):  # type: ignore[misc]
         """Login at a provider."""
