@@ -96,6 +96,21 @@ class Host:
         """Run a command in the running lab as the lab does."""
         return self.run("podman", "exec", f"{self.lab.settings['COMPOSE_PROJECT_NAME']}-lab", "start.sh", *command)
 
+    def command_inside(self, *command: str) -> list[str]:
+        """Return what runs one there that reads from its standard input, as this user."""
+        name = f"{self.lab.settings['COMPOSE_PROJECT_NAME']}-lab"
+        return [
+            *self.prefix,
+            "env",
+            "--unset=DOCKER_CONFIG",
+            "podman",
+            "exec",
+            "--interactive",
+            name,
+            "start.sh",
+            *command,
+        ]
+
     def load(self, slim: str, backend: str = "cpu") -> None:
         """Give this user, whom the image is lent, a copy with the name and label that `make up` looks for.
 

@@ -10,11 +10,14 @@ from pathlib import Path
 import podmans
 import pytest
 import standins
+from claims import CLAIM, FOLDER, claimed, in_container, simulated
 from clones import free_port, printed_url
 from hosts import Gpu, make_host
 from podmans import Host
 
 from rocmlab.base import lease_folder
+from rocmlab.devices import discover
+from rocmlab.kernels.leases import Leases
 
 pytestmark = [pytest.mark.container, pytest.mark.podman]
 NODES = {"/dev/kfd": 61104, "/dev/dri/renderD128": 61992, "/dev/dri/renderD129": 61993}
@@ -174,6 +177,32 @@ class TestEveryday:
             ["", f"8888/tcp -> 127.0.0.1:{person.lab.port}", f"8443/tcp -> 127.0.0.2:{tls_port}"]
         )
         assert f"https://127.0.0.2:{tls_port}/gpu1/lab?token=" in again
+
+
+class TestLeases:
+    """GPUs of a SIMULATED host, which labs of other engines and users have as well."""
+
+    def test_a_whole_lab_shares_no_gpu_with_a_lab_in_docker(self, host: Host, image: str) -> None:
+        """The lab that `make up` starts leases in the host's folder, which it mounts without any setting."""
+        with simulated(2) as top:
+            lease_folder.ensure(top / FOLDER)
+            host.make("up", ROCMLAB_ROOT=str(top))
+            try:
+                with (
+                    claimed(in_container(image, top, 1000, "alice")) as first,
+                    claimed(host.command_inside("/opt/rocmlab/bin/python", "-c", CLAIM), **host.lab.environment) as own,
+                    claimed(in_container(image, top, 1001, "bob")) as refused,
+                ):
+                    gpus = [device for device in discover(top, {}) if device.backend == "rocm"]
+                    uids = [Leases.of_host(root=top).held(gpus)[gpu].uid for gpu in gpus]
+            finally:
+                host.make("down", FORCE="1")
+                host.run("sed", "--in-place", "/^ROCMLAB_ROOT=/d", ".env")
+
+        assert (first, own) == ([0], [1])
+        assert "no GPU is free" in str(refused)
+        assert "alice" in str(refused)
+        assert uids == [1000, host.uid or 1000]  # outside, the lab's user of a rootless engine is who runs it
 
 
 class TestGpus:

@@ -106,7 +106,7 @@ def owned(path: Path, machine: Machine) -> bool:
 
 
 def test_administrators_are_those_of_the_setting(other: Other) -> None:
-    """Whatever the provider says of a user; the name counts."""
+    """The provider has its own administrators; the name counts here."""
     assert other.user("chief").state()["admin"] is True
 
 

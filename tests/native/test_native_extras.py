@@ -9,12 +9,16 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import clients
+import engines
 import pytest
 import websocket
 from clones import Clone
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.native
 WAIT_SECONDS = 240.0  # on a busy machine the first import of TensorFlow takes more than a minute
@@ -133,3 +137,22 @@ def test_the_language_server_completes_and_ruff_warns(lab: Clone) -> None:
 
     assert any(item["label"].startswith("getpriority") for item in offered)
     assert ("ruff", "F401") in {(each["source"], each["code"]) for each in warned}
+
+
+@pytest.mark.skipif(bool(engines.missing_browser()), reason=engines.missing_browser())
+def test_each_is_there_in_jupyterlab(lab: Clone, repository: Path, page: Page) -> None:
+    """In Chromium: ruff's warning in an editor, the file that git does not know yet, TensorBoard from the launcher."""
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    token = lab.env["JUPYTER_TOKEN"]
+    page.goto(f"http://127.0.0.1:{lab.port}/lab/tree/work/{repository.name}/edited.py?token={token}")
+    page.locator(".jp-FileEditor .cm-lintRange").first.wait_for(timeout=WAIT_SECONDS * 1000)
+
+    page.locator(".jp-SideBar [data-id=jp-git-sessions]").click(timeout=WAIT_SECONDS * 1000)
+    page.locator("#jp-git-sessions").get_by_text("edited.py").first.wait_for(timeout=WAIT_SECONDS * 1000)
+
+    page.keyboard.press("Control+Shift+L")
+    with page.expect_popup() as opened:
+        page.locator(".jp-LauncherCard[title^=TensorBoard]").first.click(timeout=WAIT_SECONDS * 1000)
+    opened.value.get_by_text("TensorBoard").first.wait_for(timeout=WAIT_SECONDS * 1000)
+    assert complaints == []

@@ -74,6 +74,7 @@ def approving(setup: str) -> type:
 def explaining() -> type:
     """Return the authenticator for OAuth, which says why a login fails, where its own has an Internal Server Error."""
     from oauthenticator.generic import GenericOAuthenticator
+    from tornado import web
     from tornado.httpclient import HTTPClientError
 
     from rocmlab.hub.problems import shown
@@ -85,12 +86,29 @@ def explaining() -> type:
             """Ask the provider who came back from it."""
             try:
                 return await super().authenticate(handler, data, **more)
-            except (OSError, HTTPClientError) as err:
-                self.log.warning("login by OAuth: %r", err)
-                if isinstance(err, HTTPClientError) and err.code < UNANSWERED:
-                    why = f"the provider of the login rejected it ({err.code}): it has expired, or was used before"
-                    raise shown(403, RocmlabError("you are not logged in", why, "begin again at /hub/login")) from err
-                why = "the provider of the login does not answer"
-                raise shown(502, RocmlabError("you are not logged in", why, "log in again in a few minutes")) from err
+            except web.HTTPError as err:
+                if err.status_code < 500:
+                    raise
+                found = err
+            # What GenericOAuthenticator raises for an answer of another form: text, null, no name of a user.
+            except (OSError, HTTPClientError, ValueError, TypeError, AttributeError) as err:
+                found = err
+            self.log.warning("login by OAuth", exc_info=found)
+            code, why, fix = _failure(found.code if isinstance(found, HTTPClientError) else None, found)
+            raise shown(code, RocmlabError("you are not logged in", why, fix)) from found
 
     return Explaining
+
+
+def _failure(code: int | None, err: Exception) -> tuple[int, str, str]:
+    """Return the status, reason and fix of a login that failed with this code of the provider's, None without one."""
+    again = "log in again in a few minutes"
+    if isinstance(err, OSError) or code == UNANSWERED:
+        return 502, "the provider of the login does not answer", again
+    if code is None:
+        why = "the provider of the login answered something else than who you are"
+        return 502, why, "ask an administrator, who finds it in the hub's log"
+    if code >= 500:
+        return 502, f"the provider of the login has a problem ({code})", again
+    why = f"the provider of the login rejected it ({code}): it has expired, or was used before"
+    return 403, why, "begin again at /hub/login"
