@@ -112,6 +112,15 @@ def image(make_project, base_image: str) -> Iterator[str]:
     docker("image", "rm", tag)
 
 
+@pytest.fixture(scope="session")
+def extras_image(make_project, base_image: str) -> Iterator[str]:
+    """The same with one more layer: all extras of JupyterLab, and JupyterHub."""
+    extras = "git,hub,lsp,tensorboard"
+    tag = make_project("cpu", BASE_IMAGE=base_image, EXTRAS=extras, ROCMLAB_IMAGE="rocmlab:test-extras").build()
+    yield tag
+    docker("image", "rm", tag)
+
+
 @pytest.fixture(scope="module")
 def lab(image: str) -> Iterator[Container]:
     """One running lab for the tests of a module that only look at it."""

@@ -24,15 +24,7 @@ pytestmark = pytest.mark.container
 
 
 @pytest.fixture(scope="module")
-def hub_image(make_project, base_image: str) -> Iterator[str]:
-    """The image of the other tests, with one more layer: JupyterHub."""
-    tag = make_project("cpu", BASE_IMAGE=base_image, EXTRAS="hub", ROCMLAB_IMAGE="rocmlab:test-hub").build()
-    yield tag
-    docker("image", "rm", tag)
-
-
-@pytest.fixture(scope="module")
-def machine(hub_image: str) -> Iterator[hubs.Machine]:
+def machine(extras_image: str) -> Iterator[hubs.Machine]:
     """The hub, with two labs that have a GPU each."""
     if why := hubs.missing():
         pytest.skip(why)
@@ -44,7 +36,7 @@ def machine(hub_image: str) -> Iterator[hubs.Machine]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("ROCMLAB_ROOT", "")
             host = Path(write_host(folder / "host", gpus=2))
-            found = hubs.Machine(folder, host, ("ada", "bob"), hub_image)
+            found = hubs.Machine(folder, host, ("ada", "bob"), extras_image)
             found.start()
             clients = [found.client(user) for user in found.users]
             for client in clients:

@@ -28,7 +28,7 @@ class Provider(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answering)
         self.answers = {"/token": (200, json.dumps(TOKEN)), "/user": (200, json.dumps(USER))}
 
-    def log_in(self) -> Any:  # noqa: ANN401
+    def log_in(self) -> Any:
         """Return what the hub hears of a user who comes back with a code."""
         base = f"http://127.0.0.1:{self.server_address[1]}"
         urls = {"authorize_url": f"{base}/authorize", "token_url": f"{base}/token", "userdata_url": f"{base}/user"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import clients
 import engines
+import language_server
 import pytest
-import websocket
 from clones import Clone
 
 if TYPE_CHECKING:
@@ -101,42 +100,10 @@ def test_tensorboard_shows_what_was_logged(lab: Clone) -> None:
 
 def test_the_language_server_completes_and_ruff_warns(lab: Clone) -> None:
     """Over the lab's WebSocket, as JupyterLab does: what a module has, and an import that nothing uses."""
-    header = [f"Authorization: token {lab.env['JUPYTER_TOKEN']}"]
-    url = f"ws://127.0.0.1:{lab.port}/lsp/ws/pylsp"
-    channel = websocket.create_connection(url, header=header, suppress_origin=True, timeout=WAIT_SECONDS)
+    offered, warned = language_server.said(clients.Server(f"127.0.0.1:{lab.port}", lab.env["JUPYTER_TOKEN"]))
 
-    def send(method: str, number: int | None = None, **params: object) -> None:
-        identity = {} if number is None else {"id": number}
-        channel.send(json.dumps({"jsonrpc": "2.0", "method": method, "params": params, **identity}))
-
-    def receive(is_it: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """Return the first message of a kind, which may have come before another one that was waited for."""
-        while not (found := next(filter(is_it, messages), None)):
-            messages.append(json.loads(channel.recv()))
-        return found
-
-    messages: list[dict[str, Any]] = []
-    token = lab.env["JUPYTER_TOKEN"]
-    page = clients.Server(f"127.0.0.1:{lab.port}", token).request("/lab", token=token)[1]
-    base = re.search(r'"virtualDocumentsUri": "([^"]+)"', page)
-    assert base
-    address = f"{base[1]}/test.py"
-    document = {"uri": address, "languageId": "python", "version": 1, "text": f"{EDITED}os.getp"}
-    try:
-        send("initialize", 1, processId=None, rootUri=None, capabilities={})
-        receive(lambda message: message.get("id") == 1)
-        send("initialized")
-        specs = ask(lab, "/lsp/status")[1]["specs"]["pylsp"]["workspace_configuration"]
-        send("workspace/didChangeConfiguration", settings=specs)
-        send("textDocument/didOpen", textDocument=document)
-        send("textDocument/completion", 2, textDocument={"uri": address}, position={"line": 3, "character": 7})
-        offered = receive(lambda message: message.get("id") == 2)["result"]["items"]
-        warned = receive(lambda message: message.get("params", {}).get("diagnostics"))["params"]["diagnostics"]
-    finally:
-        channel.close()
-
-    assert any(item["label"].startswith("getpriority") for item in offered)
-    assert ("ruff", "F401") in {(each["source"], each["code"]) for each in warned}
+    assert any(label.startswith("getpriority") for label in offered)
+    assert ("ruff", "F401") in warned
 
 
 @pytest.mark.skipif(bool(engines.missing_browser()), reason=engines.missing_browser())
@@ -145,14 +112,13 @@ def test_each_is_there_in_jupyterlab(lab: Clone, repository: Path, page: Page) -
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     token = lab.env["JUPYTER_TOKEN"]
-    page.goto(f"http://127.0.0.1:{lab.port}/lab/tree/work/{repository.name}/edited.py?token={token}")
-    page.locator(".jp-FileEditor .cm-lintRange").first.wait_for(timeout=WAIT_SECONDS * 1000)
-
-    page.locator(".jp-SideBar [data-id=jp-git-sessions]").click(timeout=WAIT_SECONDS * 1000)
-    page.locator("#jp-git-sessions").get_by_text("edited.py").first.wait_for(timeout=WAIT_SECONDS * 1000)
-
-    page.keyboard.press("Control+Shift+L")
+    page.goto(f"http://127.0.0.1:{lab.port}/lab?reset&token={token}")
     with page.expect_popup() as opened:
         page.locator(".jp-LauncherCard[title^=TensorBoard]").first.click(timeout=WAIT_SECONDS * 1000)
-    opened.value.get_by_text("TensorBoard").first.wait_for(timeout=WAIT_SECONDS * 1000)
+    opened.value.locator("mat-toolbar").first.wait_for(timeout=WAIT_SECONDS * 1000)
+
+    page.goto(f"http://127.0.0.1:{lab.port}/lab/tree/work/{repository.name}/edited.py?token={token}")
+    page.locator(".jp-FileEditor .cm-lintRange").first.wait_for(timeout=WAIT_SECONDS * 1000)
+    page.locator(".jp-SideBar [data-id=jp-git-sessions]").click()
+    page.locator("#jp-git-sessions").get_by_text("edited.py").first.wait_for(timeout=WAIT_SECONDS * 1000)
     assert complaints == []

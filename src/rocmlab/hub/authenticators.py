@@ -84,6 +84,7 @@ def explaining() -> type:
 
         async def authenticate(self, handler: Any, data: Any = None, **more: Any) -> Any:  # noqa: ANN401
             """Ask the provider who came back from it."""
+            found: Exception
             try:
                 return await super().authenticate(handler, data, **more)
             except web.HTTPError as err:
