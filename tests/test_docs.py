@@ -45,6 +45,20 @@ def test_every_link_between_files_leads_to_a_file(repository: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_what_the_first_page_says_is_tested_is(repository: Path) -> None:
+    """Each question has one row, with files of tests that exist and targets that make has."""
+    page = (repository / "docs/index.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| \[[^|]+ \| ([^|]+) \|$", page, re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):.* ## ", (repository / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert len(rows) == 8
+    for question, command, tests in rows:
+        paths = re.findall(r"`([^`]+)`", tests)
+        assert paths, question
+        assert [path for path in paths if not (repository / path).exists()] == []
+        assert {*re.findall(r"`make ([a-z-]+)", command)} <= {*targets}
+
+
 def test_the_commands_page_has_every_command_and_option(reference: ModuleType) -> None:
     """Subcommands included, each below a heading of its own."""
     sections = dict(re.findall(r"^#{3,4} `rocmlab ([^`]+)`\n(.*?)(?=^#|\Z)", reference.commands(), re.M | re.S))
