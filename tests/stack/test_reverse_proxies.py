@@ -11,10 +11,11 @@ import ssl
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import clients
@@ -63,7 +64,12 @@ class Proxy:
     port: int
     certificate: Path  # that signs its own
     folder: Path  # with all that it logs
-    base_url: str
+    lab: Clone
+
+    @property
+    def base_url(self) -> str:
+        """The path below which the lab's pages are."""
+        return base_url(self.lab)
 
     def channel(self) -> ssl.SSLSocket:
         """Connect as to its name, and check the certificate for it."""
@@ -130,7 +136,7 @@ def nginx(folder: Path, lab: Clone) -> Iterator[Proxy]:
     (folder / "nginx.conf").write_text(NGINX.format(folder=folder, user="user root;" if os.geteuid() == 0 else ""))
     command = [binary, "-e", f"{folder}/early.log", "-p", str(folder), "-c", str(folder / "nginx.conf")]
     with running(command, port, folder / "output.log"):
-        yield Proxy(port, certificate, folder, base_url(lab))
+        yield Proxy(port, certificate, folder, lab)
 
 
 @contextmanager
@@ -149,30 +155,66 @@ def caddy(folder: Path, lab: Clone) -> Iterator[Proxy]:
         while not list(folder.glob(f"caddy/certificates/local/{NAME}/*.crt")):
             assert time.monotonic() < deadline, (folder / "output.log").read_text()
             time.sleep(0.05)
-        yield Proxy(port, root, folder, base_url(lab))
+        yield Proxy(port, root, folder, lab)
 
 
-PROXIES = {"nginx": nginx, "caddy": caddy}
+# Each lab and each proxy is a fixture of its own: tests run in any order, and one with parameters would begin anew with
+# each other parameter.
 
 
-@pytest.fixture(scope="module", params=["", "/gpu1/lab/"], ids=["at the root", "below a path"])
-def lab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
-    """A native lab that runs, knows the proxy's name and serves TLS itself too; nothing is installed for it."""
-    below = {"LAB_BASE_URL": request.param} if request.param else {}
-    bound = {"BIND": "127.0.0.2", "TLS_PORT": str(free_port())}
-    found = clone(tmp_path_factory.mktemp("proxied") / "rocmlab", ALLOWED_HOSTS=NAME, **bound, **below)
-    found.environment["PATH"] = without_docker(found.environment["PATH"])
-    furnish(found)
-    found.make("up")
-    yield found
-    found.make("down", "FORCE=1", succeeds=False)
+def started(path: str) -> Any:
+    """Return a fixture: a native lab that knows the proxy's name and serves TLS itself too; nothing is installed."""
 
-
-@pytest.fixture(scope="module", params=PROXIES)
-def proxy(request: pytest.FixtureRequest, lab: Clone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    """Each of the proxies, in front of that lab."""
-    with PROXIES[request.param](tmp_path_factory.mktemp(request.param), lab) as found:
+    @pytest.fixture(scope="module")
+    def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
+        below = {"LAB_BASE_URL": path} if path else {}
+        bound = {"BIND": "127.0.0.2", "TLS_PORT": str(free_port())}
+        found = clone(tmp_path_factory.mktemp("lab") / "rocmlab", ALLOWED_HOSTS=NAME, **bound, **below)
+        found.environment["PATH"] = without_docker(found.environment["PATH"])
+        furnish(found)
+        found.make("up")
         yield found
+        found.make("down", "FORCE=1", succeeds=False)
+
+    return lab
+
+
+def proxied(lab: str, run: Callable[[Path, Clone], AbstractContextManager[Proxy]]) -> Any:
+    """Return a fixture: one of the proxies, in front of that lab."""
+
+    @pytest.fixture(scope="module")
+    def proxy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+        with run(tmp_path_factory.mktemp("proxy"), request.getfixturevalue(lab)) as found:
+            yield found
+
+    return proxy
+
+
+at_the_root = started("")
+below_a_path = started("/gpu1/lab/")
+nginx_at_the_root, caddy_at_the_root = proxied("at_the_root", nginx), proxied("at_the_root", caddy)
+nginx_below_a_path, caddy_below_a_path = proxied("below_a_path", nginx), proxied("below_a_path", caddy)
+
+
+@pytest.fixture(params=["at_the_root", "below_a_path"])
+def lab(request: pytest.FixtureRequest) -> Clone:
+    """Each lab."""
+    found: Clone = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(
+    params=[
+        "nginx_at_the_root",
+        "caddy_below_a_path",
+        pytest.param("caddy_at_the_root", marks=pytest.mark.long),
+        pytest.param("nginx_below_a_path", marks=pytest.mark.long),
+    ]
+)
+def proxy(request: pytest.FixtureRequest) -> Proxy:
+    """Each proxy."""
+    found: Proxy = request.getfixturevalue(request.param)
+    return found
 
 
 def token(lab: Clone) -> dict[str, str]:
@@ -180,9 +222,9 @@ def token(lab: Clone) -> dict[str, str]:
     return {"Authorization": f"token {lab.env['JUPYTER_TOKEN']}"}
 
 
-def test_the_printed_link_logs_in_with_a_cookie_for_tls_alone(lab: Clone, proxy: Proxy) -> None:
+def test_the_printed_link_logs_in_with_a_cookie_for_tls_alone(proxy: Proxy) -> None:
     """Then the cookie is enough; the proxy has written the token nowhere, and without both there is nothing."""
-    with proxy.answer(f"/lab?token={lab.env['JUPYTER_TOKEN']}") as page:
+    with proxy.answer(f"/lab?token={proxy.lab.env['JUPYTER_TOKEN']}") as page:
         cookies = page.headers.get_all("Set-Cookie") or []
         assert page.status == 200
         assert b"JupyterLab" in page.read()
@@ -200,22 +242,22 @@ def test_the_printed_link_logs_in_with_a_cookie_for_tls_alone(lab: Clone, proxy:
     with proxy.answer("/api/contents/work", "POST", body, **{"Cookie": kept, "X-XSRFToken": xsrf}) as answer:
         assert answer.status == 201, answer.read()
         made = json.loads(answer.read())["path"]
-    with proxy.answer(f"/api/contents/{quote(made)}", "DELETE", **token(lab)) as answer:
+    with proxy.answer(f"/api/contents/{quote(made)}", "DELETE", **token(proxy.lab)) as answer:
         assert answer.status == 204
     with proxy.answer("/api/status") as answer:
         assert answer.status == 403
     logged = [path for path in proxy.folder.rglob("*") if path.is_file() and path.suffix == ".log"]
     assert logged
-    assert not [path for path in logged if lab.env["JUPYTER_TOKEN"] in path.read_text()]
+    assert not [path for path in logged if proxy.lab.env["JUPYTER_TOKEN"] in path.read_text()]
 
 
-def test_a_kernel_computes_over_a_websocket(lab: Clone, proxy: Proxy) -> None:
+def test_a_kernel_computes_over_a_websocket(proxy: Proxy) -> None:
     """As a page of the lab's own does; a page of another site is refused, although it knew the token."""
-    with proxy.answer("/api/kernels", "POST", json.dumps({"name": "torch"}), **token(lab)) as answer:
+    with proxy.answer("/api/kernels", "POST", json.dumps({"name": "torch"}), **token(proxy.lab)) as answer:
         kernel = json.loads(answer.read())["id"]
     path = f"/api/kernels/{kernel}/channels?session_id={uuid.uuid4().hex}"
     try:
-        channel = proxy.websocket(path, **token(lab))
+        channel = proxy.websocket(path, **token(proxy.lab))
         try:
             assert clients.execute_on(channel, "s", "print(6 * 7)") == "42\n"
         finally:
@@ -223,13 +265,13 @@ def test_a_kernel_computes_over_a_websocket(lab: Clone, proxy: Proxy) -> None:
         with pytest.raises(websocket.WebSocketBadStatusException, match="403"):
             proxy.websocket(path, origin="https://evil.example")
     finally:
-        with proxy.answer(f"/api/kernels/{kernel}", "DELETE", **token(lab)) as answer:
+        with proxy.answer(f"/api/kernels/{kernel}", "DELETE", **token(proxy.lab)) as answer:
             assert answer.status == 204
 
 
-def test_the_event_stream_is_not_kept_back(lab: Clone, proxy: Proxy) -> None:
+def test_the_event_stream_is_not_kept_back(proxy: Proxy) -> None:
     """Samples come one by one, each soon after it was taken."""
-    with proxy.answer("/rocmlab/api/stream", **token(lab)) as answer:
+    with proxy.answer("/rocmlab/api/stream", **token(proxy.lab)) as answer:
         assert answer.status == 200
         events = Events(answer)
         ages = []
@@ -242,16 +284,16 @@ def test_the_event_stream_is_not_kept_back(lab: Clone, proxy: Proxy) -> None:
     assert max(ages[1:]) < 5
 
 
-def test_a_file_larger_than_the_proxys_default_can_be_saved(lab: Clone, proxy: Proxy) -> None:
+def test_a_file_larger_than_the_proxys_default_can_be_saved(proxy: Proxy) -> None:
     """A notebook with its outputs is one request of many megabytes."""
     text = "x" * 5_000_000
     body = json.dumps({"type": "file", "format": "text", "content": text})
 
-    with proxy.answer("/api/contents/work/large.txt", "PUT", body, **token(lab)) as answer:
+    with proxy.answer("/api/contents/work/large.txt", "PUT", body, **token(proxy.lab)) as answer:
         assert answer.status == 201, answer.read()
 
-    assert (lab.folder / "notebooks/large.txt").read_text() == text
-    with proxy.answer("/api/contents/work/large.txt", "DELETE", **token(lab)) as answer:
+    assert (proxy.lab.folder / "notebooks/large.txt").read_text() == text
+    with proxy.answer("/api/contents/work/large.txt", "DELETE", **token(proxy.lab)) as answer:
         assert answer.status == 204
 
 
@@ -298,9 +340,9 @@ def test_the_labs_own_tls_is_printed_and_renewed_while_it_runs(lab: Clone) -> No
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "lab.example.org.evil.example"])
-def test_another_name_gets_nothing_through_the_proxy(lab: Clone, proxy: Proxy, host: str) -> None:
+def test_another_name_gets_nothing_through_the_proxy(proxy: Proxy, host: str) -> None:
     """Either the proxy knows no such site, or the lab rejects the name that was passed on."""
-    with proxy.answer("/api/status", host=host, **token(lab)) as answer:
+    with proxy.answer("/api/status", host=host, **token(proxy.lab)) as answer:
         text = answer.read()
 
     assert answer.status == 403 or text == b""
