@@ -78,13 +78,15 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, gpus: list[Device], cpu: Dev
     folder = tmp_path_factory.mktemp("mixed")
     paths = write_all(folder / "notebooks")
     jobs = notebook_files.jobs(paths)
-    return run(
-        jobs,
-        folder=RunFolder.create(folder / "share", "mixed"),
-        slots=Slots(gpus, cpu, cores=2),
-        display=Watcher(),
-        limits=Limits(cell_seconds=5),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEASES_DIR", str(folder / "leases"))  # not this host's own
+        return run(
+            jobs,
+            folder=RunFolder.create(folder / "share", "mixed"),
+            slots=Slots(gpus, cpu, cores=2),
+            display=Watcher(),
+            limits=Limits(cell_seconds=5),
+        )
 
 
 def result_of(run: Run, name: str) -> Result:
