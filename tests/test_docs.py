@@ -116,6 +116,15 @@ def test_the_limits_of_a_notebook_are_those_of_the_code(repository: Path) -> Non
     assert {name: float(text.replace(",", "")) if text else None for name, text in rows.items()} == known
 
 
+def test_decisions_are_listed_newest_first(repository: Path) -> None:
+    """As the page says."""
+    page = (repository / "docs/decisions.md").read_text(encoding="utf-8")
+    dates = re.findall(r"^## (\d{4}-\d\d-\d\d): ", page, re.MULTILINE)
+
+    assert len(dates) > 100
+    assert dates == sorted(dates, reverse=True)
+
+
 def test_the_diagram_shows_every_package(repository: Path) -> None:
     """Each as a box of its own."""
     drawing = ElementTree.parse(repository / "docs/images/floors.svg")
