@@ -92,15 +92,26 @@ def test_the_environment_pins_the_device_and_shares_the_cores(gpus: list[Device]
     _, one = take(slots, [job("one")])
     _, processor = take(slots, [job("processor", 0)])
 
-    found = one.environment({"PATH": "/bin", "OMP_NUM_THREADS": "3", "ROCR_VISIBLE_DEVICES": "1"})
+    found = one.environment({"PATH": "/bin", "MKL_NUM_THREADS": "3", "ROCR_VISIBLE_DEVICES": "1"})
 
     assert zero.environment({})["HIP_VISIBLE_DEVICES"] == "0"
     assert found["HIP_VISIBLE_DEVICES"] == found["CUDA_VISIBLE_DEVICES"] == "1"
     assert found["PATH"] == "/bin"
-    assert found["OMP_NUM_THREADS"] == "3"
-    assert found["MKL_NUM_THREADS"] == found["OPENBLAS_NUM_THREADS"] == found["TF_NUM_INTRAOP_THREADS"] == "4"
+    assert found["MKL_NUM_THREADS"] == "3"
+    assert found["OMP_NUM_THREADS"] == found["OPENBLAS_NUM_THREADS"] == found["TF_NUM_INTRAOP_THREADS"] == "4"
     assert "ROCR_VISIBLE_DEVICES" not in found
     assert processor.environment({})["HIP_VISIBLE_DEVICES"] == "-1"
+
+
+@pytest.mark.parametrize(("given", "expected"), [("3", "3"), ("3,2", "4"), ("", "4")])
+def test_openmps_threads_are_those_of_all(gpus: list[Device], cpu: Device, given: str, expected: str) -> None:
+    """PyTorch would go by MKL's, and use all cores of the slot; a list, of nested regions, is OpenMP's own."""
+    _, place = take(Slots(gpus, cpu, cores=8), [job("one")])
+
+    found = place.environment({"OMP_NUM_THREADS": given})
+
+    assert found["OMP_NUM_THREADS"] == given
+    assert found["MKL_NUM_THREADS"] == found["OPENBLAS_NUM_THREADS"] == found["TF_NUM_INTRAOP_THREADS"] == expected
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,10 @@ class Place:
             self.devices = tuple(gpus)
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return a worker's environment: pinned to the devices, with its share of the cores unless the user set one."""
-        limits = {name: str(self.threads) for name in THREADS}
+        """Return a worker's environment: pinned to the devices, with its share of the cores unless the user set one.
+
+        Who sets OMP_NUM_THREADS means all of them: PyTorch goes by MKL_NUM_THREADS where that is set as well.
+        """
+        of_openmp = base.get("OMP_NUM_THREADS", "")
+        limits = dict.fromkeys(THREADS, of_openmp if of_openmp.isdecimal() else str(self.threads))
         return {**limits, **visibility.apply(base, self.gpus)}
