@@ -24,7 +24,7 @@ from clones import Clone
 
 from rocmlab.runs.spec import selection
 
-pytestmark = [pytest.mark.native, pytest.mark.notebooks]
+pytestmark = pytest.mark.native
 REPOSITORY = Path(__file__).parents[2]
 TESTS = "tests/training/frameworks"
 LIMIT_SECONDS = 2400

@@ -628,16 +628,21 @@ class TestPackages:
     def test_only_whole_environments_are_compiled_and_those_once(
         self, site: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Not where Python's own variable forbids it."""
-        monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        """Not where Python's own variable or pip's forbids it."""
+        for name in ("PYTHONDONTWRITEBYTECODE", "PIP_COMPILE", "PIP_NO_COMPILE"):
+            monkeypatch.delenv(name, raising=False)
         folder = site.parents[2]
 
         assert not packages.needs_compiling(folder)
         (folder / installation.WHOLE).touch()
         assert packages.needs_compiling(folder)
+        for name, value in (("PYTHONDONTWRITEBYTECODE", "1"), ("PIP_COMPILE", "no"), ("PIP_NO_COMPILE", "0")):
+            with monkeypatch.context() as patch:
+                patch.setenv(name, value)
+                assert not packages.needs_compiling(folder)
         with monkeypatch.context() as patch:
-            patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-            assert not packages.needs_compiling(folder)
+            patch.setenv("PIP_NO_COMPILE", "1")  # which, as a setting, has pip compile
+            assert packages.needs_compiling(folder)
         packages.compile_all(folder, Path(sys.executable))
         assert list(site.glob("__pycache__/one.*.pyc"))
         assert not packages.needs_compiling(folder)

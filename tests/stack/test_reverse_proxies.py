@@ -158,7 +158,7 @@ def caddy(folder: Path, lab: Clone) -> Iterator[Proxy]:
         yield Proxy(port, root, folder, lab)
 
 
-# Each lab and each proxy is a fixture of its own: tests run in any order, and one with parameters would start again with
+# Each lab and each proxy is a fixture of its own: tests run in any order, and one with parameters would start again for
 # each other parameter.
 
 

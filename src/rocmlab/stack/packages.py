@@ -13,6 +13,7 @@ from rocmlab.packages.requested import normal
 from rocmlab.stack import process
 
 SITE = "lib/python3*/site-packages"
+FALSE = ("0", "f", "false", "n", "no", "off")  # pip's own list
 COMPILED = "rocmlab-compiled"  # in the environment: its packages are compiled
 COMPILE_SECONDS = 3600
 REMOVED = "share/jupyter/kernels/python3/"  # of ipykernel's, by `lab.kernels`
@@ -65,7 +66,12 @@ def needs_compiling(environment: Path) -> bool:
     if not (environment / installation.WHOLE).exists() or (environment / COMPILED).exists():
         return False
     is_ours = all(os.access(each, os.W_OK) for each in (environment, *environment.glob(SITE)))
-    return is_ours and not os.environ.get("PYTHONDONTWRITEBYTECODE")
+    return is_ours and not os.environ.get("PYTHONDONTWRITEBYTECODE") and not _is_pip_told_not_to()
+
+
+def _is_pip_told_not_to() -> bool:
+    """Return whether the caller's variables have pip compile nothing; as settings both names mean whether it does."""
+    return any(os.environ.get(name, "").lower() in FALSE for name in ("PIP_COMPILE", "PIP_NO_COMPILE"))
 
 
 def compile_all(environment: Path, interpreter: Path) -> None:
