@@ -80,6 +80,7 @@ NAMED = {  # uv's are for all packages, and would replace what is there; pip's a
 WITH_VALUE = ("--constraint", "-c", "--requirement", "-r", "--editable", "-e", "--no-binary", "--only-binary")
 ALONE, HASHES = "--no-other-index", "--hashes"
 PINNED = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", re.MULTILINE)
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?=\s*([\[<>=!~;]|$))")
 OFFLINE = "ROCMLAB_OFFLINE"  # from uv's cache alone, or not at all
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
@@ -200,7 +201,7 @@ def named(rest: list[str]) -> list[str]:
     requirements = [
         each for each, last in zip(rest, before, strict=False) if each[:1] != "-" and last not in WITH_VALUE
     ]
-    names = [re.match(r"[A-Za-z0-9][\w.-]*(?=\s*([\[<>=!~;]|$))", each) for each in requirements]
+    names = [NAME.match(each) for each in requirements]
     if not names or not all(names) or any(each in WITH_VALUE[2:6] for each in rest):
         raise Untranslatable(wanted[0].lstrip("-"))
     options = [word for each in wanted for name in names if name for word in (NAMED[each], name[0])]
@@ -220,6 +221,29 @@ def joined(added: Mapping[str, list[str]], environment: Mapping[str, str]) -> di
         if added[name]:
             made[variable] = separator.join([*filter(None, [environment.get(variable)]), *added[name]])
     return made
+
+
+def concerning(constraints: str, arguments: list[str]) -> str:
+    """Return the files of constraints that name a package of the locks among the arguments, or may name one.
+
+    Beside hashes uv takes no constraint that allows several versions, not even of a package that is not installed.
+    """
+    locks = [each for last, each in zip(["", *arguments], arguments, strict=False) if last in ("--requirement", "-r")]
+    installed = {name for lock in locks for name in _names_in(lock)}
+    if "" in installed:
+        return constraints
+    return " ".join(each for each in constraints.split() if {"", *installed} & set(_names_in(each)))
+
+
+def _names_in(file: str) -> list[str]:
+    """Return the normalized names of the packages that a file of requirements has; "" for what is something else."""
+    try:
+        with open(file, encoding="utf-8") as opened:
+            lines = [line.partition("#")[0].strip() for line in opened.read().replace("\\\n", " ").splitlines()]
+    except (OSError, ValueError):
+        return [""]
+    found = [NAME.match(line) for line in lines if line]
+    return [re.sub(r"[-_.]+", "-", name[0]).lower() if name else "" for name in found]
 
 
 def by_hashes(arguments: list[str]) -> list[str]:
@@ -281,6 +305,9 @@ def with_uv(arguments: list[str]) -> str:
         found = effective(arguments) | given
         environment = own | translated(found, own)
         environment |= joined(added, environment)
+        if "--require-hashes" in rest or environment.get("UV_REQUIRE_HASHES"):
+            constraints = concerning(environment.pop("UV_CONSTRAINT", ""), rest)
+            environment |= {"UV_CONSTRAINT": constraints} if constraints else {}
         rest = named(rest)
     except Untranslatable as err:
         return f"it has no equivalent of pip's setting {err}"

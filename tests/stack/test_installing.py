@@ -280,6 +280,33 @@ class TestInstaller:
         assert called["arguments"][-1] == "torch"
         assert "--constraint" not in called["arguments"]
 
+    @pytest.mark.parametrize(
+        ("constraint", "lock", "counts"),
+        [
+            ("torch<=2.14.1\n# and\nTwo>=1 ; python_version > '3'\n", "one==1.0 \\\n  --hash=sha256:00\n", False),
+            ("torch<=2.14.1\n", "torch==2.13.0 \\\n    --hash=sha256:00\n", True),
+            ("other.one<2\n", "Other_One==1.0 --hash=sha256:00\n", True),
+            ("-c more.txt\n", "one==1.0 --hash=sha256:00\n", True),
+            ("torch<=2.14.1\n", "-r more.txt\n", True),
+            (None, "one==1.0 --hash=sha256:00\n", True),
+        ],
+        ids=("others", "the_same", "spelled_differently", "more_constraints", "more_requirements", "missing"),
+    )
+    def test_beside_hashes_a_constraint_of_other_packages_is_left_out(
+        self, environment: Path, tmp_path: Path, constraint: str | None, lock: str, counts: bool
+    ) -> None:
+        """Uv rejects it, pip ignores it, and then a company's `pip.conf` would have everything installed by pip."""
+        record = stand_in(tmp_path / "uv")
+        (tmp_path / "lock.txt").write_text(lock)
+        if constraint is not None:
+            (tmp_path / "c.txt").write_text(constraint)
+
+        arguments = ["--no-deps", "--require-hashes", "--requirement", str(tmp_path / "lock.txt")]
+        run(environment, *arguments, uv=tmp_path / "uv", PIP_CONSTRAINT=str(tmp_path / "c.txt"))
+
+        given = json.loads(record.read_text())["variables"].get("UV_CONSTRAINT")
+        assert given == (str(tmp_path / "c.txt") if counts else None)
+
     def test_an_upgrade_is_of_the_named_packages(self, environment: Path, tmp_path: Path) -> None:
         """As with pip: uv's own `--upgrade` would replace everything that is there."""
         record = stand_in(tmp_path / "uv")
@@ -380,10 +407,11 @@ class TestInstaller:
     def test_uv_itself_installs(self, install: ModuleType, environment: Path, tmp_path: Path) -> None:
         """From a folder of wheels that pip's settings name, with hashes, and into this environment.
 
-        When the wheel was made is not kept in an image.
+        A constraint of another package does not matter. When the wheel was made is not kept in an image.
         """
         import uv
 
+        (tmp_path / "constraints.txt").write_text("other<=2\n")
         made = wheel(tmp_path / "wheels", "by_uv")
         digest = hashlib.sha256(made.read_bytes()).hexdigest()
         lock = tmp_path / "lock.txt"
@@ -393,6 +421,7 @@ class TestInstaller:
             "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": str(tmp_path / "wheels"),
             "PIP_CACHE_DIR": str(tmp_path / "cache"),
+            "PIP_CONSTRAINT": str(tmp_path / "constraints.txt"),
         }
 
         done = run(environment, "--no-deps", "--require-hashes", "--requirement", str(lock), uv=folder, **settings)

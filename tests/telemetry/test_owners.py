@@ -37,6 +37,7 @@ from rocmlab.telemetry.model import GpuProcess, Owner
 from rocmlab.telemetry.owners import LabSource, ProcSource, merged
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+NO_PID = (1 << 22) + 1  # above the highest that Linux gives
 FORKED = b"python\0/x/rocmlab/kernels/forkserver/server.py\0003\0004\0torch\0"
 CHILDREN = """
 import multiprocessing, os, subprocess, sys, warnings
@@ -314,7 +315,7 @@ def test_another_containers_process_is_its_containers(tmp_path: Path) -> None:
     assert source.owner(GpuProcess("gpu", 71)) == Owner(
         "kernel", kernel_id="01234567-89ab-cdef-0123-456789abcdef", container="0123456789ab"
     )
-    assert source.owner(GpuProcess("gpu", 72)) is None
+    assert source.owner(GpuProcess("gpu", NO_PID)) is None
 
 
 def test_what_sources_know_is_put_together() -> None:

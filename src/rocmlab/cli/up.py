@@ -169,4 +169,5 @@ def say(line: str) -> None:
 
 def note(line: str) -> None:
     """Print one line of progress where the result is something else, which a script may read from standard output."""
+    sys.stdout.flush()  # where both are one file or pipe, what was printed first is first
     print(line, file=sys.stderr, flush=True)
