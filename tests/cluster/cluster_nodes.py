@@ -104,6 +104,7 @@ class Cluster:
     token: str = field(default_factory=lambda: secrets.token_hex(32))
     port: int = field(default_factory=free_port)
     nodes: list[ClusterNode] = field(default_factory=list)
+    idle_workers: list[int] = field(default_factory=list)  # processes of a node that has had no work yet
 
     @property
     def address(self) -> str:

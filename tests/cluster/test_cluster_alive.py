@@ -95,15 +95,25 @@ print(json.dumps({
 }))
 """
 CONNECT = "from rocmlab.cluster.node import session; session.connect(); print('{}')"
+NO_WORK = """
+import time
+from rocmlab.cluster.node import session
+
+session.connect()
+time.sleep(2)  # Ray starts its workers at once
+print(0)
+"""
 PLAIN = "import ray; ray.init(log_to_driver=False); print(len(ray.nodes()))"
 
 
 @pytest.fixture(scope="module")
 def alive() -> Iterator[Cluster]:
-    """A head with two Radeon GPUs, and a node with two Instinct ones."""
+    """A head with two Radeon GPUs, and a node with two Instinct ones; its first program has no work for them."""
     with cluster() as made:
         made.start().wait()
         made.start("instinct").wait()
+        made.answer(NO_WORK)
+        made.idle_workers = [each.pid for node in made.nodes for each in node.family() if "ray::IDLE" in each.cmdline()]
         yield made
 
 
@@ -125,6 +135,11 @@ def test_the_nodes_are_listed_head_first_with_gpus_resources_and_labels(seen: di
     assert head["labels"]["rocmlab.simulated"] == "true"
     assert head["labels"]["rocmlab.backend"] == "rocm"
     assert seen["namespace"] == "rocmlab"
+
+
+def test_a_node_starts_no_process_without_work(alive: Cluster) -> None:
+    """By itself Ray starts one for each CPU as soon as the first program connects: of 100 MB, on a server 128."""
+    assert not alive.idle_workers
 
 
 def test_a_task_gets_the_gpu_whose_number_ray_gave(seen: dict[str, Any]) -> None:

@@ -93,6 +93,7 @@ class RayNodes:
             "CUDA_VISIBLE_DEVICES": mask,
             "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_prestart_worker_first_driver": "false",
             "ROCMLAB_NODE": name,
             **more,
         }

@@ -232,6 +232,7 @@ def ray_environment(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
         "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
         "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "180",  # a machine that trains is slow to start anything
         "RAY_agent_register_timeout_ms": "180000",
+        "RAY_prestart_worker_first_driver": "false",  # else a process of 100 MB for each CPU, before any work
         "RAY_enable_metrics_collection": "false",  # its port needs no token; rocmlab has metrics of its own
         "AUTOSCALER_METRIC_PORT": "-1",  # nor do these two of the head, which there is no option to switch off:
         "DASHBOARD_METRIC_PORT": "-1",  # they fail to listen, log that, and continue
