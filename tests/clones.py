@@ -123,6 +123,9 @@ def clone(folder: Path, **settings: str) -> Clone:
         if (REPOSITORY / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY / name, folder / name)
+    for compiled in (REPOSITORY / "src").glob("**/__pycache__"):  # they hold for files of the same time and size
+        unfinished = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(compiled, folder / compiled.relative_to(REPOSITORY), ignore=unfinished)
     dropped = ("ROCMLAB_", "LEASES_DIR", "PYTHONPATH", "VIRTUAL_ENV", "MAKE", "MFLAGS", "PYTEST_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     environment |= ONE_THREAD

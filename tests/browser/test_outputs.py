@@ -52,10 +52,17 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield lab
 
 
+@pytest.fixture
+def place() -> str:
+    """A folder for the notebooks of one attempt at a test: what a failed one left behind does not count."""
+    return f"attempt-{time.monotonic_ns()}"
+
+
 def write(lab: Lab, name: str, *cells: str) -> Path:
     """Write a notebook, for a kernel without a GPU."""
     content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
     content.metadata.kernelspec = {"name": "torch-cpu", "display_name": "PyTorch (CPU)", "language": "python"}
+    (lab.work / name).parent.mkdir(exist_ok=True)
     nbformat.write(content, lab.work / name)
     return lab.work / name
 
@@ -148,22 +155,26 @@ def choose(page: Page, menu: str, item: str) -> None:
     page.get_by_role("menuitem", name=item).first.click()
 
 
-def test_a_page_that_is_opened_elsewhere_shows_all_lines_and_the_next_ones(lab: Lab, browser: Browser) -> None:
+def test_a_page_that_is_opened_elsewhere_shows_all_lines_and_the_next_ones(
+    lab: Lab, browser: Browser, place: str
+) -> None:
     """What runs and what waits, what clear_output leaves and a display changes: as if the first page had stayed."""
     shown = "clear_output(wait=True)\nbar = display('10 %', display_id=True)"
     first_cell = f"from IPython.display import *\nprint('old')\n{shown}"
-    path = write(lab, "closed.ipynb", first_cell, LINES.format(file="closed.end"), "bar.update('100 %')\n6 * 7")
-    first = opened(browser, lab, "closed.ipynb")
+    path = write(
+        lab, f"{place}/closed.ipynb", first_cell, LINES.format(file="closed.end"), "bar.update('100 %')\n6 * 7"
+    )
+    first = opened(browser, lab, f"{place}/closed.ipynb")
     run_all(first)
     until(first, 1, "line 3")
     first.context.close()
 
-    second = opened(browser, lab, "closed.ipynb")
+    second = opened(browser, lab, f"{place}/closed.ipynb")
     until(second, 1, "line 10")
     until(second, 1, f"line {text(second, 1).count('line') + 1}")
     waiting = prompts(second)
     picture(second, "outputs_reopened")
-    (lab.work / "closed.end").touch()
+    (lab.work / place / "closed.end").touch()
     until(second, 2, "42")
     until(second, 0, "100 %")
 
@@ -178,10 +189,10 @@ def test_a_page_that_is_opened_elsewhere_shows_all_lines_and_the_next_ones(lab: 
     second.context.close()
 
 
-def test_after_a_reload_a_cell_can_be_interrupted_and_run_again(lab: Lab, browser: Browser) -> None:
+def test_after_a_reload_a_cell_can_be_interrupted_and_run_again(lab: Lab, browser: Browser, place: str) -> None:
     """An interrupt stops the queue, a restart ends what ran, and what is run then is shown once."""
-    write(lab, "reload.ipynb", LINES.format(file="reload.end"), "print('queued')")
-    page = opened(browser, lab, "reload.ipynb")
+    write(lab, f"{place}/reload.ipynb", LINES.format(file="reload.end"), "print('queued')")
+    page = opened(browser, lab, f"{place}/reload.ipynb")
     run_all(page)
     until(page, 0, "line 3")
     page.reload()
@@ -208,15 +219,15 @@ def test_after_a_reload_a_cell_can_be_interrupted_and_run_again(lab: Lab, browse
     page.context.close()
 
 
-def test_a_question_is_asked_again_on_the_page_that_is_there(lab: Lab, browser: Browser) -> None:
+def test_a_question_is_asked_again_on_the_page_that_is_there(lab: Lab, browser: Browser, place: str) -> None:
     """`input()` of a cell whose page has gone is answered elsewhere, also the second one."""
-    write(lab, "question.ipynb", "print('go')\nfor _ in range(2):\n    print('hello', input('name?'))")
-    page = opened(browser, lab, "question.ipynb")
+    write(lab, f"{place}/question.ipynb", "print('go')\nfor _ in range(2):\n    print('hello', input('name?'))")
+    page = opened(browser, lab, f"{place}/question.ipynb")
     run_all(page)
     page.locator(".jp-Stdin-input").wait_for()
     page.context.close()
 
-    page = opened(browser, lab, "question.ipynb")
+    page = opened(browser, lab, f"{place}/question.ipynb")
     for name in ("ann", "bob"):
         page.locator(".jp-OutputArea-stdin-item:not(.jp-OutputArea-stdin-hiding) .jp-Stdin-input").fill(name)
         picture(page, "outputs_question")
@@ -229,11 +240,11 @@ def test_a_question_is_asked_again_on_the_page_that_is_there(lab: Lab, browser: 
     page.context.close()
 
 
-def test_a_page_whose_network_stood_still_misses_no_line(lab: Lab, browser: Browser) -> None:
+def test_a_page_whose_network_stood_still_misses_no_line(lab: Lab, browser: Browser, place: str) -> None:
     """As a laptop that slept with the tab open: no line is missing or twice, and saving asks nothing about the file."""
-    write(lab, "asleep.ipynb", LINES.format(file="asleep.end"), "print('queued')")
+    write(lab, f"{place}/asleep.ipynb", LINES.format(file="asleep.end"), "print('queued')")
     network = Network(lab.port)
-    page = opened(browser, lab, "asleep.ipynb", network.port)
+    page = opened(browser, lab, f"{place}/asleep.ipynb", network.port)
     try:
         run_all(page)
         until(page, 0, "line 3")
@@ -241,7 +252,7 @@ def test_a_page_whose_network_stood_still_misses_no_line(lab: Lab, browser: Brow
         time.sleep(13)  # the server notices after 10 to 13
         network.carries.set()
         until(page, 0, "line 110")
-        (lab.work / "asleep.end").touch()
+        (lab.work / place / "asleep.end").touch()
         until(page, 1, "queued")
         page.wait_for_timeout(2000)  # for the reply, if there is one
         shown = (are_complete(text(page, 0), 110), text(page, 1), prompts(page)[:2])
