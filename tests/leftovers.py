@@ -135,13 +135,13 @@ def _children() -> Iterator[str]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # the usual case, and a thousand times as cheap as looking for them
         return
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    for folder in Path("/proc").glob("[0-9]*"):  # with a file's name behind it, glob would fail where one has exited
         try:
-            program, _, rest = stat.read_text(errors="replace").partition("(")[2].rpartition(")")
+            program, _, rest = (folder / "stat").read_text(errors="replace").partition("(")[2].rpartition(")")
         except OSError:
             continue
         if int(rest.split()[1]) == os.getpid():
-            yield f"process {stat.parent.name} ({program})"
+            yield f"process {folder.name} ({program})"
 
 
 def _signals() -> Iterator[str]:

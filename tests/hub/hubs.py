@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -309,11 +309,18 @@ def account_of(pid: int) -> int:
 
 def processes_of(uid: int) -> list[str]:
     """Return the command lines of a user's processes."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
+    return [text.replace(b"\0", b" ").decode(errors="replace") for text in _of_processes(uid, "cmdline")]
+
+
+def environments_of(uid: int) -> list[bytes]:
+    """Return the environments with which a user's processes were started, variables with a NUL behind each."""
+    return list(_of_processes(uid, "environ"))
+
+
+def _of_processes(uid: int, name: str) -> Iterator[bytes]:
+    for path in Path("/proc").glob("[0-9]*"):  # with a file's name behind it, glob would fail where one has exited
         try:
             if path.stat().st_uid == uid:
-                found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+                yield (path / name).read_bytes()
         except OSError:
             continue
-    return found

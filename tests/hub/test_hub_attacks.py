@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import hubs
 import pytest
 import requests
 from hubs import Client, Machine, interpreter
@@ -86,9 +87,8 @@ def test_the_ports_behind_the_proxy_ask_for_a_login(machine: Machine, victim: Cl
     """A user of the host reaches the lab's own port and those of hub and proxy, and gets nothing there."""
     port = next(
         line.rpartition(":")[2].partition("/")[0]
-        for path in Path("/proc").glob("[0-9]*/environ")
-        if path.stat().st_uid == machine.uid("ada")
-        for line in path.read_bytes().decode(errors="replace").split("\0")
+        for environment in hubs.environments_of(machine.uid("ada"))
+        for line in environment.decode(errors="replace").split("\0")
         if line.startswith("JUPYTERHUB_SERVICE_URL=")
     )
     lab = f"http://127.0.0.1:{port}{victim.prefix}"

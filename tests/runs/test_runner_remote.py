@@ -29,7 +29,12 @@ from pathlib import Path
 from rocmlab.devices import discover
 from rocmlab.kernels.leases import Leases
 gpus = [each for each in discover() if each.backend == 'rocm' and each.is_usable]
-titles = [path.read_text().strip('\\0 ') for path in Path('/proc').glob('[0-9]*/cmdline') if os.access(path, os.R_OK)]
+titles = []
+for folder in Path('/proc').glob('[0-9]*'):
+    try:
+        titles.append((folder / 'cmdline').read_text().strip('\\0 '))
+    except OSError:
+        pass
 tasks = [title for title in titles if title.startswith('ray::rocmlab pair')]
 rocmlab.record(owner=Leases.of_host().held(gpus)[gpus[0]].owner, task=tasks[0])
 """

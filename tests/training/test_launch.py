@@ -434,3 +434,20 @@ def test_ranks_keep_the_mark_of_the_job_that_started_them():
 
     assert first["ROCMLAB_JOB"] == "0123456789abcdef"
     assert first[children.TOKEN] != second[children.TOKEN]
+
+
+def test_a_process_that_exits_meanwhile_hides_no_other(monkeypatch):
+    """Between listing and reading, as on a busy machine: the rest of a job still has to be found and ended."""
+    look = os.stat
+
+    def stat(path, *arguments, **named):
+        if str(path) == f"/proc/{os.getpid()}/environ":
+            raise ProcessLookupError
+        return look(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, children.TOKEN: "0123456789abcdef"}) as left:
+        try:
+            assert children.with_token("0123456789abcdef") == [left.pid]
+        finally:
+            left.kill()

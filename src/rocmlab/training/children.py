@@ -100,10 +100,10 @@ def end(processes: Sequence[subprocess.Popen[str]], token: str, grace_seconds: f
 def with_token(token: str) -> list[int]:
     """Return the processes that have this job token. Source: /proc/<pid>/environ; empty where there is no /proc."""
     wanted, found = f"{TOKEN}={token}".encode(), []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
+    for folder in Path("/proc").glob("[0-9]*"):  # with a file's name behind it, glob would fail where one has exited
         try:
-            if wanted in environ.read_bytes().split(b"\0"):
-                found.append(int(environ.parent.name))
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
         except OSError:
             continue  # exited meanwhile, or of another user
     return found
