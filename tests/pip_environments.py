@@ -16,6 +16,6 @@ def create(folder: Path) -> Path:
     venv.create(folder)
     (site,) = folder.glob("lib/python3*/site-packages")
     here = Path(str(metadata.distribution("pip").locate_file("")))
-    shutil.copytree(here / "pip", site / "pip", ignore=shutil.ignore_patterns("*.pyc.*"))
-    shutil.copytree(next(here.glob("pip-*.dist-info")), site / f"pip-{metadata.version('pip')}.dist-info")
+    for name in ("pip", f"pip-{metadata.version('pip')}.dist-info"):
+        shutil.copytree(here / name, site / name, ignore=shutil.ignore_patterns("*.pyc.*"))
     return folder

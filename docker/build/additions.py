@@ -23,17 +23,14 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from install import canonical
+
 USERS_GID = 100  # docker-stacks' group of the lab user
 TAG = f"python{sys.version_info.major}.{sys.version_info.minor}"
 LENDER = Path("/opt/torch/lib", TAG, "site-packages")  # of the same Python, else there is no such folder
 # Links to its packages, last on the path: what the base has or gets is found first, and pip changes nothing in here.
 SHARED = Path("/opt/shared/lib", TAG, "site-packages")
 PATH_FILE = "shared_packages.pth"
-
-
-def canonical(name: str) -> str:
-    """Spell a distribution's name as package indexes do."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed() -> dict[str, str]:

@@ -100,6 +100,11 @@ def settings(listing: str) -> dict[str, str]:
     return {name: value for section in SECTIONS for name, value in found[section].items()}
 
 
+def canonical(name: str) -> str:
+    """Spell a distribution's name as package indexes do."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def is_true(value: str) -> bool:
     """Return whether a switch of pip's is on."""
     return value.strip().lower() in ("1", "y", "yes", "t", "true", "on")
@@ -236,14 +241,14 @@ def concerning(constraints: str, arguments: list[str]) -> str:
 
 
 def _names_in(file: str) -> list[str]:
-    """Return the normalized names of the packages that a file of requirements has; "" for what is something else."""
+    """Return the canonical names of the packages that a file of requirements has; "" for what is something else."""
     try:
         with open(file, encoding="utf-8") as opened:
             lines = [line.partition("#")[0].strip() for line in opened.read().replace("\\\n", " ").splitlines()]
     except (OSError, ValueError):
         return [""]
     found = [NAME.match(line) for line in lines if line]
-    return [re.sub(r"[-_.]+", "-", name[0]).lower() if name else "" for name in found]
+    return [canonical(name[0]) if name else "" for name in found]
 
 
 def by_hashes(arguments: list[str]) -> list[str]:

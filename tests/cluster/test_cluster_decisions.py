@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_nodes import free_port
 
 from rocmlab.base import confidential
 from rocmlab.base.errors import RocmlabError
@@ -291,10 +292,10 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path) -> None:
 
 def test_ports_that_are_taken_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself would fail half way through its start."""
-    first = 21400  # below those that Linux gives to connections
+    first = free_port()
     wanted = plan_of(tmp_path, monkeypatch, CLUSTER_PORT=str(first))
     with socket.socket() as other:
-        other.bind(("", first + 2))
+        other.bind(("127.0.0.1", first + 2))
         other.listen()
 
         assert ray_node.busy_ports(wanted) == [f"object manager {first + 2}"]

@@ -34,7 +34,9 @@ def additions() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(REPOSITORY / "docker/build")  # as where it runs: what it imports is next to it
+        spec.loader.exec_module(module)
     return module
 
 

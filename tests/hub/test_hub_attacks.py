@@ -7,10 +7,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import hubs
 import pytest
 import requests
-from hubs import Client, Machine, interpreter
+from hubs import Client, Machine, environments_of, interpreter
 
 from rocmlab.hub.service import UNPRIVILEGED
 
@@ -87,7 +86,7 @@ def test_the_ports_behind_the_proxy_ask_for_a_login(machine: Machine, victim: Cl
     """A user of the host reaches the lab's own port and those of hub and proxy, and gets nothing there."""
     port = next(
         line.rpartition(":")[2].partition("/")[0]
-        for environment in hubs.environments_of(machine.uid("ada"))
+        for environment in environments_of(machine.uid("ada"))
         for line in environment.decode(errors="replace").split("\0")
         if line.startswith("JUPYTERHUB_SERVICE_URL=")
     )

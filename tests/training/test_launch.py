@@ -15,6 +15,7 @@ from pathlib import Path
 import listeners
 import pytest
 
+from rocmlab.base import job_tokens
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
 from rocmlab.training import children, interpreters, launch, network
@@ -448,6 +449,8 @@ def test_a_process_that_exits_meanwhile_hides_no_other(monkeypatch):
     monkeypatch.setattr(os, "stat", stat)
     with subprocess.Popen(["sleep", "60"], env={**os.environ, children.TOKEN: "0123456789abcdef"}) as left:
         try:
-            assert children.with_token("0123456789abcdef") == [left.pid]
+            assert job_tokens.find("0123456789abcdef", children.TOKEN) == [left.pid]
+            children.end([], "0123456789abcdef")
+            assert left.wait(10) == -signal.SIGKILL
         finally:
             left.kill()

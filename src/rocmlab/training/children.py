@@ -15,10 +15,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import IO
 
-from rocmlab.base import cores
+from rocmlab.base import cores, job_tokens
 from rocmlab.devices import visibility
 from rocmlab.training import network
 
@@ -88,25 +87,13 @@ def end(processes: Sequence[subprocess.Popen[str]], token: str, grace_seconds: f
     for process in processes:
         if process.poll() is None:
             process.kill()
-    for pid in with_token(token):
+    for pid in job_tokens.find(token, TOKEN):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for process in processes:
         # A process in a driver's uninterruptible sleep outlives SIGKILL; waiting for it would hang this kernel also.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
-
-
-def with_token(token: str) -> list[int]:
-    """Return the processes that have this job token. Source: /proc/<pid>/environ; empty where there is no /proc."""
-    wanted, found = f"{TOKEN}={token}".encode(), []
-    for folder in Path("/proc").glob("[0-9]*"):  # with a file's name behind it, glob would fail where one has exited
-        try:
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-        except OSError:
-            continue  # exited meanwhile, or of another user
-    return found
 
 
 def exit_text(code: int) -> str:
