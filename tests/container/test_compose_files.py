@@ -11,6 +11,7 @@ from hosts import device
 
 from rocmlab.devices import Device
 from rocmlab.stack import gpus
+from rocmlab.stack.docker import without_secrets
 
 pytestmark = pytest.mark.container
 BACKENDS = ("rocm", "cuda", "cpu")
@@ -42,6 +43,20 @@ def test_configuration_is_valid_and_careful(make_project, backend: str) -> None:
     }
     assert lab["build"]["args"]["BACKEND"] == backend
     assert lab["restart"] == "unless-stopped"
+
+
+def test_the_engine_takes_a_dockerfile_without_secrets(image: str, make_project, base_image: str) -> None:
+    """The one that `make up` makes where there is none is a Dockerfile; its first stage comes from the cache."""
+    project = make_project("cpu", BASE_IMAGE=base_image)
+    assert service(project)["build"]["dockerfile"] == "docker/Dockerfile"
+    file = project.folder / ".rocmlab/Dockerfile"
+    file.parent.mkdir()
+    file.write_text(without_secrets((project.folder / "docker/Dockerfile").read_text()))
+    project.environment["ROCMLAB_DOCKERFILE"] = str(file)
+
+    docker("build", "--target=base", f"--build-arg=BASE_IMAGE={base_image}", f"--file={file}", str(project.folder))
+
+    assert service(project)["build"]["dockerfile"] == str(file)
 
 
 def test_tls_is_published_at_the_chosen_address_alone(make_project) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -72,6 +73,41 @@ class TestBuildProgress:
 
         assert "not built with ROCm" in reason
         assert "is ignored" not in reason
+
+
+class TestDockerfile:
+    """What the image is built from."""
+
+    def test_without_a_secret_no_step_may_have_one(
+        self, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Some engines read the whole image before each step that may; all else of the Dockerfile stays as it is."""
+        text = (repository / "docker/Dockerfile").read_text()
+        (tmp_path / "project/docker").mkdir(parents=True)
+        (tmp_path / "project/docker/Dockerfile").write_text(text)
+        found = lab(tmp_path / "project", docker(tmp_path, info="sha256:1"), monkeypatch)
+
+        found.prepare(lambda _: None, always=True)
+
+        built = Path(found.environment["ROCMLAB_DOCKERFILE"]).read_text()
+        assert text.count("type=secret") > 10
+        assert "type=secret" not in built
+        words = [each for each in text.split() if not each.startswith("--mount=type=secret,")]
+        assert [each for each in words if each != "\\"] == [each for each in built.split() if each != "\\"]
+        assert not re.search(r"\\\s*\\\n|\\\n\s*\n", built), "no line continues in nothing"
+
+    @pytest.mark.parametrize("name", ["CA_BUNDLE", "PIP_CONFIG"])
+    def test_with_a_secret_it_is_the_projects(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        """The steps that install have it."""
+        (tmp_path / "project/docker").mkdir(parents=True)
+        (tmp_path / "project/docker/Dockerfile").write_text(DOCKERFILE)
+        found = lab(tmp_path / "project", docker(tmp_path, info="sha256:1"), monkeypatch, **{name: "/a/file"})
+
+        found.prepare(lambda _: None, always=True)
+
+        assert "ROCMLAB_DOCKERFILE" not in found.environment
 
 
 def test_a_pull_counts_its_layers() -> None:

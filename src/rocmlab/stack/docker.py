@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
-from rocmlab.stack import process
+from rocmlab.stack import envfile, process
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.engine import Engine
+from rocmlab.stack.image import SECRETS
 from rocmlab.stack.settings import Settings
 
 SERVICE = "lab"
+SECRET_MOUNT = r" --mount=type=secret,\S+"
 TOKENS = ("JUPYTER_TOKEN", "METRICS_TOKEN", "CLUSTER_TOKEN")  # which Compose writes into the container
+
+
+def without_secrets(dockerfile: str) -> str:
+    """Return a Dockerfile without its steps' mounts of secrets."""
+    lines = re.sub(rf"\n *(?:{SECRET_MOUNT})+ \\(?=\n)", "", dockerfile)
+    return re.sub(SECRET_MOUNT, "", lines)
 
 
 class DockerLab(ContainerLab):
@@ -34,7 +43,25 @@ class DockerLab(ContainerLab):
         code, text = self.engine("buildx", "imagetools", "inspect", "--raw", image, timeout_seconds=15)
         return text if code == 0 else ""
 
+    @property
+    def _has_secrets(self) -> bool:
+        """Whether the build is given a file that must stay out of the image."""
+        return any(self.values.get(variable) for variable in SECRETS.values())
+
+    def _dockerfile(self) -> str:
+        """Return the text; where there is no secret, no step of it may have one.
+
+        Engines 26.0 to 27.2 read all files of the image so far before each step that may, minutes a step on AMD's base.
+        Source: BuildKit 0.16, "exec: fix incorrect deps computation for special mounts".
+        """
+        text = super()._dockerfile()
+        return text if self._has_secrets else without_secrets(text)
+
     def _build_command(self) -> list[str]:
+        if not self._has_secrets:
+            dockerfile = self.settings.state / "Dockerfile"
+            envfile.write(dockerfile, self._dockerfile(), mode=0o644)
+            self.environment["ROCMLAB_DOCKERFILE"] = str(dockerfile)
         return self.compose("--progress", "plain", "build", SERVICE)
 
     def _filters(self, *, is_one_off: bool = False) -> list[str]:

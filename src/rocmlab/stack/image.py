@@ -31,6 +31,7 @@ PASSED_INTO_THE_LAB = (  # where `.env` has them; the same as those of compose.y
     *("ROCR_VISIBLE_DEVICES", "TZ"),
     *(f"HSA_OVERRIDE_GFX_VERSION_{node}" for node in range(1, 10)),
 )
+SECRETS = {"ca_bundle": "CA_BUNDLE", "pip_config": "PIP_CONFIG"}  # by name in the container: the variable with its path
 HOME = "/home/jovyan"  # in the container: what the lab shows, work/ and share/
 UNREACHABLE = re.compile(
     r"no such host|timeout|connection refused|network is unreachable|TLS handshake|dial tcp|certificate", re.I
@@ -202,8 +203,7 @@ class ImageLab(Lab):
         self.environment |= {"INPUTS": self.inputs, "ROCMLAB_VERSION": __version__, "ROCMLAB_CREATED": created}
         self.environment["ROCMLAB_REVISION"] = source.revision(self.settings.project)
         self.keep_previous(self.image_id(self.image))
-        dockerfile = self.settings.project / "docker/Dockerfile"
-        show = self._progress(dockerfile.read_text(encoding="utf-8"))
+        show = self._progress(self._dockerfile())
         command = self._build_command()
         code, last = process.follow(command, log=log, show=show, env=self.environment, cwd=self.settings.project)
         if code:
@@ -239,6 +239,10 @@ class ImageLab(Lab):
         say(f"{self.image} is the released {name}, made from the same files and settings; signed by {release.shown}")
         self.has_built = True
         return True
+
+    def _dockerfile(self) -> str:
+        """Return the text of the Dockerfile that is built."""
+        return (self.settings.project / "docker/Dockerfile").read_text(encoding="utf-8")
 
     def _progress(self, dockerfile: str) -> BuildProgress:
         """Return what makes a few lines of a build's many."""

@@ -13,14 +13,13 @@ from rocmlab.base import host_limits, hosts, lease_folder
 from rocmlab.stack import envfile, live, podman_engine, process, tls, tokens
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.gpus import Passed
-from rocmlab.stack.image import PASSED_INTO_THE_LAB, PROXIES
+from rocmlab.stack.image import PASSED_INTO_THE_LAB, PROXIES, SECRETS
 from rocmlab.stack.podman_engine import Podman
 from rocmlab.stack.progress import BuildProgress, PodmanProgress
 from rocmlab.stack.requirements import TORCH_VERSION
 from rocmlab.stack.setting_table import DEFAULTS, NAMES
 from rocmlab.stack.settings import Settings
 
-SECRETS = {"ca_bundle": "CA_BUNDLE", "pip_config": "PIP_CONFIG"}  # by name in the container: the variable with its path
 BUILD_ARGUMENTS = {  # by name in the Dockerfile: the variable
     "BASE_IMAGE": "BASE_IMAGE",
     "BACKEND": "ROCMLAB_BACKEND",
@@ -78,10 +77,9 @@ class PodmanLab(ContainerLab):
 
     def _build_command(self) -> list[str]:
         project, given = self.settings.project, {**self.variables, **self.environment}
-        text = (project / "docker/Dockerfile").read_text(encoding="utf-8")
         dockerfile = self.settings.state / "Containerfile"
         # Podman 4 refuses the option; what it would save is a second before the first verdict.
-        envfile.write(dockerfile, re.sub(r" --start-interval=\S+", "", text), mode=0o644)
+        envfile.write(dockerfile, re.sub(r" --start-interval=\S+", "", self._dockerfile()), mode=0o644)
         command = ["podman", "build", "--format", "docker", "--file", str(dockerfile), "--tag", self.image]
         for argument, variable in BUILD_ARGUMENTS.items():
             command += ["--build-arg", f"{argument}={given.get(variable, '')}"]
