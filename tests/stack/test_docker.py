@@ -97,9 +97,7 @@ class TestDockerfile:
         assert not re.search(r"\\\s*\\\n|\\\n\s*\n", built), "no line continues in nothing"
 
     @pytest.mark.parametrize("name", ["CA_BUNDLE", "PIP_CONFIG"])
-    def test_with_a_secret_it_is_the_projects(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-    ) -> None:
+    def test_with_a_secret_it_is_the_projects(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         """The steps that install have it."""
         (tmp_path / "project/docker").mkdir(parents=True)
         (tmp_path / "project/docker/Dockerfile").write_text(DOCKERFILE)
