@@ -22,7 +22,7 @@ import prometheus_tools as tools
 
 from rocmlab.simulation import write_host
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.images]
 
 OVERLAY = "docker/compose.monitoring.yaml"
 SECRETS = {"GRAFANA_PASSWORD": "a-password-of-the-tests", "METRICS_TOKEN": "m" * 64}
