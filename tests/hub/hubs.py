@@ -224,7 +224,7 @@ class Client:
         self.get("/hub/login")
         form = {"username": user, "password": password, "_xsrf": self.xsrf("/hub/")}
         self.login = self.session.post(f"{url}/hub/login", data=form, timeout=WAIT_SECONDS)
-        self.get("/hub/home")  # which has the token of who has logged in; a login leads to the user's lab, if there is one
+        self.get("/hub/home")  # which has the token of who has logged in; a login may lead to a lab
 
     def xsrf(self, path: str) -> str:
         """Return the XSRF token of the pages below a path."""

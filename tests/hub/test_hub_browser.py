@@ -79,7 +79,7 @@ def test_two_users_have_a_gpu_each_and_a_third_is_served_when_one_leaves(machine
             for user in machine.users:
                 overview.get_by_role("cell", name=user, exact=True).first.wait_for(timeout=WAIT_MS)
             pages["ada"].goto(f"{machine.url}/hub/home")
-            pages["ada"].wait_for_load_state("networkidle")  # the script that the button needs comes after the page
+            pages["ada"].wait_for_load_state("networkidle")  # its script comes after it
             pages["ada"].click("#stop")
             third.wait_for_selector(".jp-LauncherCard", timeout=WAIT_MS)
             assert sorted(holder.owner or "" for holder in machine.holders()) == ["bob", "chief"]
