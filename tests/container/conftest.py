@@ -116,7 +116,9 @@ def image(make_project, base_image: str) -> Iterator[str]:
 def extras_image(make_project, base_image: str) -> Iterator[str]:
     """The same with one more layer: all extras of JupyterLab, and JupyterHub."""
     extras = "git,hub,lsp,tensorboard"
-    tag = make_project("cpu", BASE_IMAGE=base_image, EXTRAS=extras, ROCMLAB_IMAGE="rocmlab:test-extras").build()
+    tag = make_project(
+        "cpu", BASE_IMAGE=base_image, EXTRAS=extras, ROCMLAB_IMAGE=f"rocmlab:test-extras-{os.getpid()}"
+    ).build()
     yield tag
     docker("image", "rm", tag)
 

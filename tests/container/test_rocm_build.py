@@ -18,7 +18,7 @@ import standins
 from clones import clone, lighten
 from containers import Container, docker
 
-pytestmark = [pytest.mark.container, pytest.mark.images]
+pytestmark = pytest.mark.container
 # Of the kernel, as of /opt/torch (standins.UNUSED_BESIDE_TORCH).
 UNUSED_IN_KERNEL = ("contourpy", "fonttools", "kiwisolver", "matplotlib", "numpy", "pillow")
 # From `RUN` to the end of its lines.
