@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TOKEN = "p" * 64
 BASE_URL = "/user/ann/"
-WAIT = 180_000  # milliseconds; a busy machine needs most of a minute
+WAIT = 60_000  # milliseconds
 IDLE_SECONDS = 4
 
 

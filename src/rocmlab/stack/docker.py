@@ -51,7 +51,7 @@ class DockerLab(ContainerLab):
     def _dockerfile(self) -> str:
         """Return the text; where there is no secret, no step of it may have one.
 
-        Engines 26.0 to 27.2 read all files of the image so far before each step that may, minutes a step on AMD's base.
+        Before each step that may, engines from 26.0 to about 27.2 read all files of the image so far: minutes on AMD's.
         Source: BuildKit 0.16, "exec: fix incorrect deps computation for special mounts".
         """
         text = super()._dockerfile()

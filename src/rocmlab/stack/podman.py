@@ -75,11 +75,14 @@ class PodmanLab(ContainerLab):
     def _progress(self, dockerfile: str) -> BuildProgress:
         return PodmanProgress(dockerfile)
 
+    def _dockerfile(self) -> str:
+        """Return the text without an option that Podman 4 refuses; it would save a second before the first verdict."""
+        return re.sub(r" --start-interval=\S+", "", super()._dockerfile())
+
     def _build_command(self) -> list[str]:
         project, given = self.settings.project, {**self.variables, **self.environment}
         dockerfile = self.settings.state / "Containerfile"
-        # Podman 4 refuses the option; what it would save is a second before the first verdict.
-        envfile.write(dockerfile, re.sub(r" --start-interval=\S+", "", self._dockerfile()), mode=0o644)
+        envfile.write(dockerfile, self._dockerfile(), mode=0o644)
         command = ["podman", "build", "--format", "docker", "--file", str(dockerfile), "--tag", self.image]
         for argument, variable in BUILD_ARGUMENTS.items():
             command += ["--build-arg", f"{argument}={given.get(variable, '')}"]
