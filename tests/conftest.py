@@ -221,9 +221,7 @@ def browser() -> Iterator[object]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(
-            executable_path=engines.chromium(), headless=True, args=engines.CHROMIUM_FLAGS
-        )
+        found = engines.launch_chromium(playwright)
         yield found
         found.close()
 

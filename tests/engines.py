@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rocmlab.stack import podman_engine
 
 REPOSITORY = Path(__file__).parents[1]
+STEADY_CHROMIUM = REPOSITORY / "tests/steady-chromium"
 BASE = "rocmlab-test/base:bookworm"
 CHROMIUM_FLAGS = [
     "--no-sandbox",  # CI runs as root in a machine of its own
@@ -130,6 +132,16 @@ def chromium() -> str | None:
     """Return the path of Chromium or Chrome, or None."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return os.environ.get("CHROMIUM") or next((path for name in names if (path := shutil.which(name))), None)
+
+
+def launch_chromium(playwright: Any) -> Any:
+    """Start Chromium with Playwright: headless, and deaf to containers that start and end beside it."""
+    return playwright.chromium.launch(
+        executable_path=STEADY_CHROMIUM,
+        headless=True,
+        args=CHROMIUM_FLAGS,
+        env={**os.environ, "CHROMIUM": str(chromium())},
+    )
 
 
 def firefox() -> str | None:

@@ -58,9 +58,7 @@ def test_two_users_have_a_gpu_each_and_a_third_is_served_when_one_leaves(machine
     chief = machine.client("chief")
     assert chief.api("POST", "/hub/api/rocmlab/message", {"text": "back <b>at</b> noon"}).status_code == 200
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=engines.chromium(), headless=True, args=engines.CHROMIUM_FLAGS
-        )
+        browser = engines.launch_chromium(playwright)
         contexts = {user: browser.new_context(viewport={"width": 1280, "height": 860}) for user in machine.users}
         try:
             pages = {user: choose(contexts[user], machine, user) for user in ("ada", "bob")}

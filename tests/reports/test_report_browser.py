@@ -12,7 +12,6 @@ import run_results
 from rocmlab.runs.outcome import report
 
 pytestmark = pytest.mark.browser
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 ATTACK = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
 
 
@@ -37,7 +36,7 @@ def context() -> Iterator[object]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=engines.chromium(), headless=True, args=FLAGS)
+        browser = engines.launch_chromium(playwright)
         yield browser.new_context(viewport={"width": 1280, "height": 860}, offline=True)
         browser.close()
 
