@@ -49,6 +49,7 @@ FRAMEWORK_STEPS = {  # by the command that each step runs
     "/build/torch": "torch",
     "/build/tensorflow": "tensorflow",
     "/build/jax": "jax",
+    "/build/compile": "compiled",
     "/build/cluster": "ray",
 }
 

@@ -10,6 +10,7 @@ to it are put on the path.
 from __future__ import annotations
 
 import csv
+import functools
 import glob
 import hashlib
 import importlib
@@ -113,6 +114,11 @@ def bootstrap() -> None:
 
 def conflicts() -> set[str]:
     """Return what `pip check` complains about, one sentence each."""
+    return _conflicts(frozenset(installed().items()))
+
+
+@functools.cache
+def _conflicts(_: frozenset[tuple[str, str]]) -> set[str]:
     check = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
     return set(check.stdout.splitlines()) if check.returncode else set()
 

@@ -93,6 +93,17 @@ def lab(_backend: str) -> None:
     sys.stderr.write(f"JupyterLab {jupyterlab.labapp.__version__} imports without rfc3987_syntax\n")
 
 
+CHECKS = {"tensorflow": tensorflow, "torch": torch, "jax": jax, "lab": lab, "cluster": cluster}
+
+
+def check(backend: str, name: str, *details: str) -> None:
+    """Run the check of this name.
+
+    Raises:
+        SystemExit: the environment is not what its backend promises.
+    """
+    CHECKS[name](backend, *details)
+
+
 if __name__ == "__main__":
-    checks = {"tensorflow": tensorflow, "torch": torch, "jax": jax, "lab": lab, "cluster": cluster}
-    checks[sys.argv[2]](sys.argv[1], *sys.argv[3:])
+    check(*sys.argv[1:])

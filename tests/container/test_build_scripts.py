@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -145,3 +146,41 @@ def test_packages_of_another_environment_are_shared(additions: ModuleType, tmp_p
     assert (site / "table.py").read_text() == "which = 'shared'", "an upgrade changes nothing in the other environment"
     additions.remove({"table"}, shared)
     assert {path.name for path in shared.iterdir()} <= {"__pycache__"}
+
+
+TORCH = """\
+__version__ = "2.13.0"
+class version:
+    hip = cuda = None
+"""
+
+
+def imported(folder: Path, backend: str) -> subprocess.CompletedProcess[str]:
+    """Run docker/build/imports.py with a PyTorch for the CPU, a pandas, and a SciPy that cannot be imported."""
+    for name, text in (("torch", TORCH), ("pandas", ""), ("scipy", "raise ImportError('no BLAS')")):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "__init__.py").write_text(text)
+    return subprocess.run(
+        [sys.executable, "-S", REPOSITORY / "docker/build/imports.py", backend, "torch", ""],
+        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_what_people_import_first_is_compiled(tmp_path: Path) -> None:
+    """In both processes; what cannot be imported is named and is no error."""
+    done = imported(tmp_path, "cpu")
+
+    assert done.returncode == 0, done.stderr
+    assert [len(list(tmp_path.glob(f"{name}/__pycache__/*.pyc"))) for name in ("torch", "pandas")] == [1, 1]
+    assert "scipy.stats is not compiled, it cannot be imported here: ImportError('no BLAS')" in done.stderr
+
+
+def test_a_framework_for_other_hardware_stops_the_build(tmp_path: Path) -> None:
+    """The check is made where the framework has been imported."""
+    done = imported(tmp_path, "rocm")
+
+    assert done.returncode == 1
+    assert "error: PyTorch 2.13.0 is not built for rocm" in done.stderr

@@ -388,9 +388,15 @@ class TestSizes:
                 {
                     "/build/torch 2.13.0 index gfx1100": "5.2GB",
                     "/build/jax plugin": "90MB",
+                    "/build/compile rocm gfx1100 plugin": "50MB",
                     "/build/cluster on": "80MB",
                 },
-                {"layers_torch_mb": 5600.0, "layers_jax_mb": 90.0, "layers_ray_mb": 80.0},
+                {
+                    "layers_torch_mb": 5600.0,
+                    "layers_jax_mb": 90.0,
+                    "layers_compiled_mb": 50.0,
+                    "layers_ray_mb": 80.0,
+                },
             ),
         ],
         ids=["full", "slim"],
