@@ -148,7 +148,7 @@ dist: .venv-test/ready ## Build wheel and source distribution in dist/
 pin: ## Renew the digests of the base images (needs Docker's client)
 	@scripts/pin
 
-# --clear: an interrupted installation leaves packages that look installed. A link leads to another clone's.
+# With --clear: an interrupted installation leaves packages that look installed. A link leads to another clone's.
 .venv-test/ready: requirements/test.txt
 .venv-docs/ready: requirements/docs.txt
 .venv-sbom/ready: requirements/sbom.txt

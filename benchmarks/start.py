@@ -6,7 +6,6 @@ for JupyterLab. Where there is something to compare with, the two are measured a
 
 from __future__ import annotations
 
-import configparser
 import json
 import os
 import re
@@ -28,6 +27,7 @@ from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.docker import SERVICE, DockerLab
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.project import Project
+from rocmlab.stack.settings import PATHS
 from rocmlab.stack.source import IMAGE_SOURCES
 
 NAIVE_HEALTH = """\
@@ -126,8 +126,8 @@ def _naive_start(lab: DockerLab) -> float:
 def measure_cold(project: Project, runs: int, rows: Sequence[str]) -> Results:
     """Measure the first start on a bare machine with uv, and with pip in its place, in copies of the project.
 
-    `cold_native` is `make up` until JupyterLab answers; `cold_image` builds the image. Nothing is taken from a cache of
-    either program: everything comes from the package index, so a distant index is measured as well.
+    `cold_native` is `make up` until JupyterLab answers; `cold_image` is `make build`. Caches of packages are empty: all
+    comes from the package index, so a distant index is measured as well.
 
     Raises:
         RocmlabError: a row of this name does not exist, or does not fit the project's runtime; a start failed.
@@ -161,22 +161,37 @@ def _cold_native(_: Project, copy: Path, folder: Path, *, with_uv: bool) -> floa
         subprocess.run([*command, "down"], env={**env, "FORCE": "1"}, cwd=copy, stdout=subprocess.DEVNULL, check=False)
 
 
-def _cold_image(project: Project, copy: Path, folder: Path, *, with_uv: bool) -> float:
-    lab = project.lab
-    if not isinstance(lab, DockerLab):
-        raise RocmlabError("cold_image needs Docker", f"the lab is a {type(lab).__name__}", "RUNTIME=docker")
-    configuration = configparser.RawConfigParser()
-    configuration.read(lab.environment.get("PIP_CONFIG") or os.devnull, encoding="utf-8")
-    configuration.read_string("[install]\nno-cache-dir = true\n")  # the cache that is lent to builds outlives them
-    with open(folder / "pip.conf", "w", encoding="utf-8") as file:
-        configuration.write(file)
+def _cold_image(project: Project, copy: Path, _: Path, *, with_uv: bool) -> float:
+    if not isinstance(project.lab, DockerLab):
+        raise RocmlabError("cold_image needs Docker", f"the lab is a {type(project.lab).__name__}", "RUNTIME=docker")
     if not with_uv:
         (copy / "requirements/uv.txt").write_text("", encoding="utf-8")
-    env = {**_named_apart(lab), "PIP_CONFIG": str(folder / "pip.conf")}
+    name = f"rocmlab-bench-{os.getpid()}-{with_uv:d}"
+    dockerfile = copy / "docker/Dockerfile"
+    dockerfile.write_text(with_caches_of_its_own(dockerfile.read_text(encoding="utf-8"), name), encoding="utf-8")
+    chosen = project.settings.chosen
+    paths = {each: str(project.settings.path(chosen[each])) for each in PATHS if chosen.get(each)}
+    settings = {**chosen, **paths, "RUNTIME": "docker", "PULL": "off", "COMPOSE_PROJECT_NAME": name}
+    env = {**os.environ, **settings, "PYTHONPATH": "src", "FORCE": "1"}
+    command = [sys.executable, "-m", "rocmlab"]
     try:
-        return _seconds([*COMPOSE_BUILD, "--no-cache", SERVICE], copy, env)
+        return _seconds([*command, "build"], copy, env)
     finally:
-        process.capture(["docker", "image", "rm", "--force", env["ROCMLAB_IMAGE"]], env=lab.environment)
+        subprocess.run([*command, "clean"], env=env, cwd=copy, stdout=subprocess.DEVNULL, check=False)
+        _remove_caches(name, project.lab.environment)
+
+
+def with_caches_of_its_own(dockerfile: str, name: str) -> str:
+    """Return a Dockerfile whose caches of packages are its own, so that they are empty at first."""
+    return re.sub(r"(--mount=type=cache),(target=([^,\s]+))", rf"\1,id={name}\3,\2", dockerfile)
+
+
+def _remove_caches(name: str, env: dict[str, str]) -> None:
+    """Remove the builder's caches whose id begins with a name; each has gigabytes."""
+    code, listed = process.capture(["docker", "buildx", "du", "--verbose"], env=env)
+    for entry in listed.split("\n\n") if code == 0 else ():
+        if f'with id "{name}' in entry and (found := re.search(r"^ID:\s+(\S+)", entry, re.MULTILINE)):
+            process.capture(["docker", "buildx", "prune", "--force", "--filter", f"id={found[1]}"], env=env)
 
 
 def _named_apart(lab: DockerLab) -> dict[str, str]:

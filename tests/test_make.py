@@ -67,6 +67,21 @@ def test_the_environment_of_another_clone_is_not_emptied(clone: Path, tmp_path: 
     assert (other / "ready").is_file()
 
 
+def test_its_help_has_targets_under_headings_and_nothing_else(repository: Path) -> None:
+    """A comment of the Makefile is no heading: each of these is short, and targets follow it."""
+    shown = subprocess.run(["make", "help"], cwd=repository, capture_output=True, text=True, check=True).stdout
+    title, listed, about_settings = shown.strip().split("\n\n")
+    lines = listed.splitlines()[1:]  # `make help` itself comes first
+
+    assert title.startswith("rocmlab: ")
+    assert about_settings.startswith("Settings go behind the target")
+    headings = [index for index, line in enumerate(lines) if not line.startswith("  make ")]
+    assert len(headings) == 5, lines
+    for index in headings:
+        assert len(lines[index]) < 40
+        assert lines[index + 1].startswith("  make ")
+
+
 OF_MAKE = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")  # with these it would say that it is the make of a make
 TEXTS = (
     "back at noon",

@@ -177,6 +177,7 @@ def test_a_page_that_is_opened_elsewhere_shows_all_lines_and_the_next_ones(
     (lab.work / place / "closed.end").touch()
     until(second, 2, "42")
     until(second, 0, "100 %")
+    second.locator(".jp-CodeCell .jp-InputPrompt", has_text="[3]:").wait_for()  # comes after the text
 
     assert waiting == ["[1]:", "[*]:", "[*]:"]
     assert text(second, 0) == "'100 %'"

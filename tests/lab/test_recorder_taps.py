@@ -195,6 +195,32 @@ def test_a_save_of_a_page_counts_only_when_it_is_done(lab: Lab) -> None:
     lab.run(run)
 
 
+def test_a_page_that_asks_during_a_write_is_told_of_it(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is new and its time not known yet: a page that saves then must not take it for another user's change."""
+    get, has_replaced, may_continue = lab.contents_manager.get, asyncio.Event(), asyncio.Event()
+
+    async def slow(path: str, **options: Any) -> Any:
+        found = await get(path, **options)
+        if options.get("content") is False:
+            has_replaced.set()
+            await may_continue.wait()
+        return found
+
+    async def run() -> None:
+        tap = await lab.begin()
+        monkeypatch.setattr(lab.contents_manager, "get", slow)
+        lab.send("of a", "stream", name="stdout", text="text")
+        await has_replaced.wait()
+        answer = asyncio.ensure_future(tap.place("page"))
+        await asyncio.sleep(0.05)
+        may_continue.set()
+        file = (await answer)["file"]
+        assert file is not None
+        assert file["after"] == (await get("n.ipynb", content=False))["last_modified"].isoformat()
+
+    lab.run(run)
+
+
 def test_a_cell_whose_last_message_was_lost_ends_with_its_reply(lab: Lab) -> None:
     """Its page has the reply from another socket; what was printed may still be on its way."""
 

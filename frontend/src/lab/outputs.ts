@@ -5,13 +5,14 @@ import { URLExt } from '@jupyterlab/coreutils';
 import type { IOutput } from '@jupyterlab/nbformat';
 import { NotebookActions, type NotebookPanel } from '@jupyterlab/notebook';
 import { type Contents, type Kernel, type KernelMessage, ServerConnection } from '@jupyterlab/services';
-import { JSONExt } from '@lumino/coreutils';
+import { JSONExt, PromiseDelegate } from '@lumino/coreutils';
 
 const LOOK_MILLISECONDS = 5000;
 const QUIET_MILLISECONDS = 10000; // without a message, while a cell runs: is the connection alive?
 const PAUSE_MILLISECONDS = 200; // between two requests, or five times as long as the last one took to show
 const REPLY_MILLISECONDS = 1500; // in which the reply to a finished cell comes, if it does
 const SAVE_MILLISECONDS = 3000; // of a cell's run, then what is not in the file yet is saved
+const MAX_ATTEMPTS = 3; // of a save whose file was changed by us meanwhile
 const MAX_REQUESTS = 500; // named in an address
 
 interface Change {
@@ -64,6 +65,8 @@ export class Follower {
   private readonly dropped = new Set<string>(); // requests of cells that were run again here
   private readonly asked = new Set<string>();
   private heard = Date.now();
+  private isSaving = false;
+  private isSaveWanted = false;
   private readonly timer: number;
 
   constructor(
@@ -270,20 +273,73 @@ export class Follower {
     return isTaken && (last_modified !== known.last_modified || hash !== known.hash);
   }
 
-  /** A save that begins before the page has its connection back finds a newer file: ask whose change it is. */
+  /**
+   * A save that begins before the page has its connection back finds a newer file: ask whose change it is. Saves that
+   * waited together find each other's files as well, so they are made one after the other, each with what the page has then.
+   */
   private explainConflicts(): void {
     type Save = (...given: unknown[]) => Promise<unknown>;
-    const context = this.panel.context as unknown as { _raiseConflict?: Save; _maybeSave?: Save };
-    const raise = context._raiseConflict;
-    if (typeof raise !== 'function' || typeof context._maybeSave !== 'function') {
+    const context = this.panel.context as unknown as {
+      _raiseConflict?: Save;
+      _maybeSave?: Save;
+      _createSaveOptions?: () => unknown;
+    };
+    const { _raiseConflict: raise, _maybeSave: save } = context;
+    if (typeof raise !== 'function' || typeof save !== 'function') {
       return;
     }
-    context._raiseConflict = async (model, options) => {
-      const kernel = this.panel.sessionContext.session?.kernel ?? null;
-      const answer = kernel && (await this.request(kernel, '&only=connection').catch(() => null));
-      const isOurs = answer !== null && (await this.adopt(answer).catch(() => false));
-      return isOurs ? context._maybeSave?.(options) : raise.call(context, model, options);
+    const underWay = new Map<unknown, PromiseDelegate<void>>(); // by options: resolved at the end, or at a conflict
+    const attempts = new Map<unknown, number>(); // of those that are made again
+    let last: Promise<unknown> = Promise.resolve();
+    let questions = 0; // to the user
+    const end = (options: unknown): void => {
+      underWay.get(options)?.resolve();
+      underWay.delete(options);
     };
+    const resolve = async (model: unknown, options: unknown, attempt: number): Promise<unknown> => {
+      await Promise.all([...underWay.values()].map(each => each.promise));
+      if (attempt >= MAX_ATTEMPTS || !(await this.isOurs().catch(() => false))) {
+        questions++;
+        return raise.call(context, model, options);
+      }
+      const current = context._createSaveOptions?.() ?? options;
+      attempts.set(current, attempt + 1);
+      return save.call(context, current).finally(() => attempts.delete(current));
+    };
+    context._maybeSave = options => {
+      underWay.set(options, new PromiseDelegate());
+      return save.call(context, options).finally(() => end(options));
+    };
+    context._raiseConflict = (model, options) => {
+      end(options);
+      const attempt = attempts.get(options);
+      if (attempt !== undefined) {
+        return resolve(model, options, attempt);
+      }
+      const before = questions;
+      const turn = last.then(() => {
+        // The user has decided about another save meanwhile: this one may hold what was reverted. JupyterLab rejects it too.
+        if (questions !== before) {
+          throw Object.assign(new Error('Modal is already displayed'), { name: 'ModalDuplicateError' });
+        }
+        return resolve(model, options, 0);
+      });
+      last = turn.catch(nothing);
+      return turn;
+    };
+  }
+
+  /** The newer file is the recorder's, which the page takes over, or the page's own by now. */
+  private async isOurs(): Promise<boolean> {
+    const kernel = this.panel.sessionContext.session?.kernel ?? null;
+    const answer = kernel && (await this.request(kernel, '&only=connection').catch(() => null));
+    if (answer !== null && (await this.adopt(answer))) {
+      return true;
+    }
+    const { context } = this.panel;
+    const now = await this.contents.get(context.path, { content: false, hash: true });
+    const known = context.contentsModel;
+    return now.last_modified === known?.last_modified && now.hash === known.hash;
   }
 
   /** A cell is run here: what it did before is no concern any more, and its cell should be in the file. */
@@ -302,10 +358,24 @@ export class Follower {
       const { context } = this.panel;
       const isOpen = !found.isDisposed && !this.panel.isDisposed;
       if (isOpen && found.model.executionState === 'running' && context.model.dirty && this.savesByItself()) {
-        void context.save().catch(nothing); // JupyterLab has shown why
+        void this.save();
       }
     }, SAVE_MILLISECONDS);
   };
+
+  /** Save, one at a time: all cells of "Run All" ask for it in the same moment. */
+  private async save(): Promise<void> {
+    this.isSaveWanted = true;
+    if (this.isSaving) {
+      return;
+    }
+    this.isSaving = true;
+    while (this.isSaveWanted && !this.panel.isDisposed && this.panel.context.model.dirty) {
+      this.isSaveWanted = false;
+      await this.panel.context.save().catch(nothing); // JupyterLab has shown why
+    }
+    this.isSaving = false;
+  }
 
   /** See whether the server still knows this connection: after sleep, or a break of the network, only it can tell. */
   private async look(): Promise<void> {

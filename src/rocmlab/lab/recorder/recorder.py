@@ -105,7 +105,7 @@ class OutputsHandler(APIHandler):
         tap = self._recorder.tap(kernel_id, False)
         self.set_header("Cache-Control", "no-store")
         if tap is None or self.get_query_argument("only", "") == "connection":
-            known = {"is_connected": session in tap.sockets, "file": tap.file} if tap else {}
+            known = await tap.place(session) if tap else {}
             nothing = {"number": -1, "cells": [], "file": None, "is_connected": True, "continues": False}
             self.finish({**nothing, **known})
             return

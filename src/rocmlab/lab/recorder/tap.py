@@ -206,6 +206,11 @@ class Tap:
             "continues": bool(open_cells) or has_displays,
         }
 
+    async def place(self, session: str) -> dict[str, Any]:
+        """Return whether a page's connection is known here, and the notebook's file, as it is after any write."""
+        async with self.lock:  # else a page would find a newer file, hear nothing of this write, and ask its user
+            return {"is_connected": session in self.sockets, "file": self.file}
+
     def note_save(self, path: str, cells: set[str], begun: float) -> None:
         """A page has saved a notebook."""
         if path in self._paths:
