@@ -190,7 +190,7 @@ def _remove_caches(name: str, env: dict[str, str]) -> None:
     """Remove the builder's caches whose id begins with a name; each has gigabytes."""
     code, listed = process.capture(["docker", "buildx", "du", "--verbose"], env=env)
     for entry in listed.split("\n\n") if code == 0 else ():
-        if f'with id "{name}' in entry and (found := re.search(r"^ID:\s+(\S+)", entry, re.MULTILINE)):
+        if f'with id "/{name}' in entry and (found := re.search(r"^ID:\s+(\S+)", entry, re.MULTILINE)):
             process.capture(["docker", "buildx", "prune", "--force", "--filter", f"id={found[1]}"], env=env)
 
 
