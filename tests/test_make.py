@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 INSTALLER = "print('installed')\n"  # in place of docker/build/install.py, which needs a package index
+OF_MAKE = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")  # with these it would say that it is the make of a make
 
 
 @pytest.fixture
@@ -69,7 +70,8 @@ def test_the_environment_of_another_clone_is_not_emptied(clone: Path, tmp_path: 
 
 def test_its_help_has_targets_under_headings_and_nothing_else(repository: Path) -> None:
     """A comment of the Makefile is no heading: each of these is short, and targets follow it."""
-    shown = subprocess.run(["make", "help"], cwd=repository, capture_output=True, text=True, check=True).stdout
+    environment = {name: value for name, value in os.environ.items() if name not in OF_MAKE}
+    shown = subprocess.check_output(["make", "help"], cwd=repository, env=environment, text=True)
     title, listed, about_settings = shown.strip().split("\n\n")
     lines = listed.splitlines()[1:]  # `make help` itself comes first
 
@@ -82,7 +84,6 @@ def test_its_help_has_targets_under_headings_and_nothing_else(repository: Path) 
         assert lines[index + 1].startswith("  make ")
 
 
-OF_MAKE = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")  # with these it would say that it is the make of a make
 TEXTS = (
     "back at noon",
     """it's "noon" at $5, 100 %; `id` \\ and \\n""",

@@ -190,6 +190,22 @@ def test_a_page_that_is_opened_elsewhere_shows_all_lines_and_the_next_ones(
     second.context.close()
 
 
+def test_run_all_does_not_save_once_for_each_cell(lab: Lab, browser: Browser, place: str) -> None:
+    """All cells should soon be in the file, and one save has all of them."""
+    path = write(lab, f"{place}/many.ipynb", LINES.format(file="many.end"), *["print('queued')"] * 9)
+    page = opened(browser, lab, f"{place}/many.ipynb")
+    saves: list[str] = []
+    page.on("request", lambda sent: saves.append(sent.url) if sent.method == "PUT" and "many" in sent.url else None)
+    with page.expect_response(lambda told: told.request.method == "PUT" and "many.ipynb" in told.url):
+        run_all(page)
+    page.wait_for_timeout(2000)
+    (lab.work / place / "many.end").touch()
+
+    assert 1 <= len(saves) <= 2
+    assert nbformat.read(path, 4).cells[0].outputs
+    page.context.close()
+
+
 def test_after_a_reload_a_cell_can_be_interrupted_and_run_again(lab: Lab, browser: Browser, place: str) -> None:
     """An interrupt stops the queue, a restart ends what ran, and what is run then is shown once."""
     write(lab, f"{place}/reload.ipynb", LINES.format(file="reload.end"), "print('queued')")

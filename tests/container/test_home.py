@@ -247,7 +247,7 @@ def test_a_fork_bomb_ends_with_its_kernel(image: str) -> None:
         kernel = json.loads(container.request("/api/kernels", token=container.token)[1])[0]["id"]
         # A request that needs a thread when there is no room for one is an error 500, and is retried.
         listed = until(
-            lambda: container.request("/api/contents/work", token=container.token)[0], lambda status: status == 200, 20
+            lambda: container.request("/api/contents/work", token=container.token)[0], lambda status: status == 200, 60
         )
         ended = container.request(f"/api/kernels/{kernel}", token=container.token, method="DELETE")[0]
         left = until(lambda: processes(container), lambda count: count <= idle + 2, 20)

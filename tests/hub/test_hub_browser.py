@@ -23,6 +23,7 @@ def choose(context: BrowserContext, machine: Machine, user: str) -> Page:
     page.fill("input[name=username]", user)
     page.fill("input[name=password]", PASSWORD)
     page.click("#login_submit")
+    page.wait_for_url(lambda url: "/hub/login" not in url)  # what is opened before would end the login
     if "/hub/spawn" not in page.url:
         page.goto(f"{machine.url}/hub/spawn")
     page.check("input[name=gpus][value='1']")
@@ -48,7 +49,7 @@ def save(machine: Machine, user: str) -> None:
     """Save a file in a user's lab."""
     body = {"type": "file", "format": "text", "content": ""}
     answer = machine.client(user).ready().lab("PUT", f"api/contents/work/of-{user}.txt", body)
-    assert answer.status_code == 201, answer.text
+    assert answer.status_code in {200, 201}, answer.text  # 200 where a try before this one left it
 
 
 def test_two_users_have_a_gpu_each_and_a_third_is_served_when_one_leaves(machine: Machine) -> None:
@@ -61,6 +62,8 @@ def test_two_users_have_a_gpu_each_and_a_third_is_served_when_one_leaves(machine
         browser = engines.launch_chromium(playwright)
         contexts = {user: browser.new_context(viewport={"width": 1280, "height": 860}) for user in machine.users}
         try:
+            for context in contexts.values():
+                context.set_default_timeout(WAIT_MS)
             pages = {user: choose(contexts[user], machine, user) for user in ("ada", "bob")}
             for user in pages:
                 save(machine, user)

@@ -64,15 +64,21 @@ LIMIT_FILES = 4000
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
+def below(folder: Path) -> Iterator[Path]:
+    """Yield all in a folder; what other labs of this host remove meanwhile is omitted, where `rglob` would raise."""
+    for top, folders, names in os.walk(folder):
+        yield from (Path(top, name) for name in (*folders, *names))
+
+
 def private_files(target: Target) -> list[Path]:
     """Return every file that holds a secret, or that lies where only the owner may look."""
     folder = target.lab.folder
     found = [folder / name for name in PRIVATE]
     for name in PRIVATE_FOLDERS:
-        found += [path for path in (folder / name).rglob("*") if not path.is_symlink()]
-    runtime = Path(f"/tmp/rocmlab-{os.getuid()}")
-    for root in (*runtime.parent.glob(f"{runtime.name}-*"), *(folder / "share/runs").glob("*attack*")):
-        found += [root, *root.rglob("*")]
+        found += [path for path in below(folder / name) if not path.is_symlink()]
+    given = {process.environ().get("JUPYTER_RUNTIME_DIR") for process in target.processes()[:1]}
+    for root in (*(Path(name) for name in given if name), *(folder / "share/runs").glob("*attack*")):
+        found += [root, *below(root)]
     return [path for path in found if path.exists()]
 
 

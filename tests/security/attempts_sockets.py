@@ -49,6 +49,8 @@ def _attempts(target: Target) -> Iterator[Attempt]:
             yield Attempt(f"{kind} {address} of {name} is for this host alone", partial(_open, target, address[0]))
         if kind == "tcp":
             did = strangers.act([("tcp", f"127.0.0.1:{address[1]}")])[0]
+            if (kind, address) not in listeners(target.processes()):
+                continue  # it ended, and another process of this host may have its port since
             yield Attempt(f"{kind} {address} of {name} answers", partial(_answered, did))
         if kind == "tcp" and address[1] != target.lab.port:
             yield Attempt(
@@ -66,8 +68,8 @@ def _open(target: Target, host: str) -> str | None:
 
 
 def _answered(did: Did) -> str | None:
-    """Tell of an answer that is more than the first bytes of ZeroMQ, which name its version and nothing else."""
-    greeting = did.text is not None and "\x7f" in did.text[:10] and len(did.text) <= 12
+    """Tell of an answer that is more than the greeting of ZeroMQ, 64 bytes that name its version and nothing else."""
+    greeting = did.text is not None and "\x7f" in did.text[:10] and len(did.text) <= 64
     return None if did.text is None or greeting or " 403 " in did.text[:40] else f"it answered {did.text[:80]!r}"
 
 
