@@ -305,7 +305,8 @@ class TestResults:
 
     def test_a_command_that_deletes_the_samples_keeps_its_exit_code(self, tmp_path: Path, host: Path) -> None:
         """What happened is said."""
-        done = record(tmp_path, "--output", "a.jsonl", "--", "sh", "-c", "rm a.jsonl; exit 6", root=host)
+        deleting = "until rm a.jsonl 2>/dev/null; do sleep 0.1; done; exit 6"
+        done = record(tmp_path, "--output", "a.jsonl", "--", "sh", "-c", deleting, root=host)
 
         assert done.returncode == 6
         assert done.stderr == "the samples cannot be read: a.jsonl: No such file or directory\n"

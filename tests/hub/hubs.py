@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -32,7 +33,27 @@ from rocmlab.stack import settings
 
 WAIT_SECONDS = 180.0  # a machine that is three times slower, and runs other tests as well
 PASSWORD = "a password of the tests"
-FIRST_UID = 61_300
+
+
+def _own_uids() -> tuple[int, socket.socket | None]:
+    """Return the first of 20 user ids that no other process of the tests uses: what a user runs is ended by its id.
+
+    They are this process's for as long as it keeps the socket, whose name another one could not bind.
+    """
+    if sys.platform != "linux":  # which alone has such names, and the hub's accounts
+        return 61_300, None
+    for number in range(61_300, 64_900, 20):
+        taken = socket.socket(socket.AF_UNIX)
+        try:
+            taken.bind(f"\0rocmlab-tests-uid-{number}")
+        except OSError:
+            taken.close()
+        else:
+            return number, taken
+    raise AssertionError("180 processes test hubs on this host")
+
+
+FIRST_UID, _TAKEN = _own_uids()
 
 
 def interpreter() -> str | None:

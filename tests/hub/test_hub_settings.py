@@ -30,6 +30,11 @@ def test_an_engine_of_another_machine_is_refused() -> None:
         own_port("192.0.2.1", {8000})
 
 
+def test_hubs_that_choose_a_port_at_the_same_time_hardly_choose_the_same() -> None:
+    """Each binds its port seconds after it chose it, so the first free one would be that of all who choose then."""
+    assert len({own_port("127.0.0.1", {8000}) for _ in range(20)}) > 1
+
+
 def test_a_configuration_file_that_others_can_change_or_replace_is_refused() -> None:
     """It runs as the hub, so its mode counts, and that of each folder above it."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import secrets
 import signal
 import ssl
@@ -313,7 +314,7 @@ def _check_port(address: str, port: int) -> None:
 
 
 def own_port(address: str, taken: Collection[int]) -> int:
-    """Return a port that is free at an address, for root one that no one else may listen on.
+    """Return any port that is free at an address, for root one that no one else may listen on.
 
     Labs run on while the hub is stopped. They ask whoever listens at its port who a visitor is, with their tokens.
 
@@ -327,8 +328,9 @@ def own_port(address: str, taken: Collection[int]) -> int:
         raise RocmlabError(f"the labs' network has no address on this host: {address}", why, fix)
     above = max(taken)
     roots = ROOTS if os.geteuid() == 0 and _first_unprivileged() >= ROOTS.stop else range(0)
-    candidates: list[int] = [*roots, *range(above + 1, min(above + 1 + TRIES, 65535))]
-    for port in candidates:
+    others = range(above + 1, min(above + 1 + TRIES, 65535))
+    chance = random.SystemRandom()  # the same seed in two processes would choose the same ports
+    for port in (*chance.sample(roots, len(roots)), *chance.sample(others, len(others))):
         if port not in taken and addresses.refusal(address, port) is None:
             return port
     raise RocmlabError(

@@ -147,7 +147,7 @@ class Jax:
             raise ACTIVE from None
 
     def wait(self) -> None:
-        """Wait for what the cell has queued."""
+        """Wait for what the cell has queued and whose result it has kept; JAX offers no more than that."""
         import jax
 
         jax.block_until_ready(jax.live_arrays())

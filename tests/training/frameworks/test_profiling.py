@@ -16,7 +16,7 @@ FRAMEWORK = os.environ.get("KERAS_BACKEND", "torch")
 MULTIPLY = {
     "torch": "import torch\nfor _ in range(3): torch.ones(300, 300) @ torch.ones(300, 300)",
     "jax": "import jax\nones = jax.numpy.ones((800, 800))\n"
-    "for _ in range(3): jax.jit(lambda x: jax.numpy.tanh(x @ x).sum())(ones)",
+    "kept = [jax.jit(lambda x: jax.numpy.tanh(x @ x).sum())(ones) for _ in range(3)]",
     "tensorflow": "import tensorflow as tf\nfor _ in range(3): tf.ones((300, 300)) @ tf.ones((300, 300))",
 }[FRAMEWORK]
 START = {
