@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
+import random
 import re
 import shutil
 import socket
@@ -105,10 +107,13 @@ def furnish(found: Clone) -> None:
 
 
 def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that is free now, and that no connection takes before it is used: systems give them higher ones."""
+    chance = random.SystemRandom()
+    while True:
+        number = chance.randrange(12_000, 20_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", number))
+            return number
 
 
 def clone(folder: Path, **settings: str) -> Clone:

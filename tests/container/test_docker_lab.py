@@ -142,9 +142,7 @@ class TestUp:
 
     def test_another_port_is_taken_over(self, lab: Clone, first_up: str) -> None:
         """`make up PORT=…` moves the running lab, and the choice is remembered."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         lab.settings["PORT"] = str(port)
 
         lab.make("up")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import secrets
@@ -35,13 +36,13 @@ WAIT_SECONDS = 180.0  # a machine that is three times slower, and runs other tes
 PASSWORD = "a password of the tests"
 
 
-def _own_uids() -> tuple[int, socket.socket | None]:
+def _own_uids() -> int:
     """Return the first of 20 user ids that no other process of the tests uses: what a user runs is ended by its id.
 
-    They are this process's for as long as it keeps the socket, whose name another one could not bind.
+    They are this process's until it ends, by a socket whose name another one cannot bind.
     """
     if sys.platform != "linux":  # which alone has such names, and the hub's accounts
-        return 61_300, None
+        return 61_300
     for number in range(61_300, 64_900, 20):
         taken = socket.socket(socket.AF_UNIX)
         try:
@@ -49,11 +50,12 @@ def _own_uids() -> tuple[int, socket.socket | None]:
         except OSError:
             taken.close()
         else:
-            return number, taken
+            atexit.register(taken.close)
+            return number
     raise AssertionError("180 processes test hubs on this host")
 
 
-FIRST_UID, _TAKEN = _own_uids()
+FIRST_UID = _own_uids()
 
 
 def interpreter() -> str | None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from pathlib import Path
 
 import pytest
+from clones import free_port
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.hub import configuration
-from rocmlab.hub.service import own_port
+from rocmlab.hub.service import Hub, own_port
+from rocmlab.simulation import write_host
+from rocmlab.stack import project as projects
 from rocmlab.stack import settings
 
 
@@ -33,6 +37,26 @@ def test_an_engine_of_another_machine_is_refused() -> None:
 def test_hubs_that_choose_a_port_at_the_same_time_hardly_choose_the_same() -> None:
     """Each binds its port seconds after it chose it, so the first free one would be that of all who choose then."""
     assert len({own_port("127.0.0.1", {8000}) for _ in range(20)}) > 1
+
+
+def test_a_proxy_port_that_another_program_took_meanwhile_is_exchanged(tmp_path: Path) -> None:
+    """The next `make hub-up` would fail by it again. The hub's own port stays: labs that run know it."""
+    root = write_host(tmp_path / "host", gpus=1)
+    chosen = {"RUNTIME": "native", "ROCMLAB_ROOT": str(root), "HUB_ADMINS": "ada", "HUB_PORT": str(free_port())}
+    given = settings.load(tmp_path, chosen)
+    hub = Hub(given)
+    hub.make_folder()
+    before = hub.configure(projects.plan(tmp_path, given), "native", ["node"])
+    before.write()
+
+    assert hub.configure(projects.plan(tmp_path, given), "native", ["node"]) == before
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", before.proxy_port))
+        other.listen()
+        found = hub.configure(projects.plan(tmp_path, given), "native", ["node"])
+
+    assert found.proxy_port != before.proxy_port
+    assert found.hub_port == before.hub_port
 
 
 def test_a_configuration_file_that_others_can_change_or_replace_is_refused() -> None:

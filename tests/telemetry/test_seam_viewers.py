@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import shutil
-import socket
 import struct
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from types import SimpleNamespace
 
 import pytest
 import waiting
+from clones import free_port
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import nvitop
@@ -351,9 +351,7 @@ def test_the_exporter_serves_metrics_that_follow_the_host(
     path = tool("nvitop-exporter")
     live = Live(tmp_path / "host", profile="instinct", busy="10")
     live.step(60)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command, environment = words
     process = subprocess.Popen(
         [*command, "nvml-exec", "--", path, "--port", str(port), "--interval", "0.5"],

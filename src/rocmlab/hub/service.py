@@ -104,7 +104,7 @@ class Hub:
         if not self.is_running():
             _check_port(address or LOOPBACK, port)
         hub_port = before.hub_port if before and before.hub_address == hub_address else own_port(hub_address, {port})
-        proxy_port = before.proxy_port if before else own_port(LOOPBACK, {port, hub_port})
+        proxy_port = self._kept_proxy_port(before) or own_port(LOOPBACK, {port, hub_port})
         lab = {name: settings.get(name) for name in (*live.NAMES, lease_folder.SETTING, "GPUS")}
         root = str(project.root)
         limits = configuration.limits(settings, pids if runtime == "docker" else 0)
@@ -137,6 +137,13 @@ class Hub:
             shm_size=settings.get("SHM_SIZE") or "8gb",
             lab={name: value for name, value in lab.items() if value},
         )
+
+    def _kept_proxy_port(self, before: Configuration | None) -> int:
+        """Return the port of before, or 0 where there was none or another program has it: the hub alone knows it."""
+        if before is None:
+            return 0
+        is_own = self.is_running() or bool(self._left_proxy())
+        return before.proxy_port if is_own or addresses.refusal(LOOPBACK, before.proxy_port) is None else 0
 
     def start(self, found: Configuration, interpreter: Path, say: Say, extra: Mapping[str, str] | None = None) -> bool:
         """Start the hub unless it runs as configured, wait until it answers, and return whether it was started.
