@@ -107,10 +107,10 @@ def furnish(found: Clone) -> None:
 
 
 def free_port() -> int:
-    """Return a port that is free now, and that no connection takes before it is used: systems give them higher ones."""
+    """Return a port that is free now, above those of Ray's workers and below those that systems give to connections."""
     chance = random.SystemRandom()
     while True:
-        number = chance.randrange(12_000, 20_000)
+        number = chance.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", number))
             return number
