@@ -15,6 +15,11 @@ INSTALLER = "print('installed')\n"  # in place of docker/build/install.py, which
 OF_MAKE = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")  # with these it would say that it is the make of a make
 
 
+def outside_make() -> dict[str, str]:
+    """Return this process's environment as it is where no make has started it."""
+    return {name: value for name, value in os.environ.items() if name not in OF_MAKE}
+
+
 @pytest.fixture
 def clone(tmp_path: Path, repository: Path) -> Path:
     """A folder with the Makefile and nothing to install."""
@@ -70,8 +75,7 @@ def test_the_environment_of_another_clone_is_not_emptied(clone: Path, tmp_path: 
 
 def test_its_help_has_targets_under_headings_and_nothing_else(repository: Path) -> None:
     """A comment of the Makefile is no heading: each of these is short, and targets follow it."""
-    environment = {name: value for name, value in os.environ.items() if name not in OF_MAKE}
-    shown = subprocess.check_output(["make", "help"], cwd=repository, env=environment, text=True)
+    shown = subprocess.check_output(["make", "help"], cwd=repository, env=outside_make(), text=True)
     title, listed, about_settings = shown.strip().split("\n\n")
     lines = listed.splitlines()[1:]  # `make help` itself comes first
 
@@ -110,7 +114,7 @@ def passed(folder: Path, *arguments: str, **environment: str) -> dict[str, str |
         text=True,
         check=True,
         timeout=60,
-        env={name: value for name, value in os.environ.items() if name not in OF_MAKE} | environment,
+        env=outside_make() | environment,
     )
     words, found = json.loads(done.stdout)
     assert words == ["-m", "rocmlab", *arguments[0].replace("hub-", "hub ").split()]

@@ -21,6 +21,7 @@ from clones import Clone, clone, free_port, printed_url
 from containers import docker, watched_container
 from intruders import intruder
 
+from rocmlab.base import identity
 from rocmlab.stack import server, tls
 
 pytestmark = pytest.mark.container
@@ -122,16 +123,13 @@ class TestUp:
             status, _ = clients.ask(lab.port, token, f"/api/contents/{quote(path)}", method="PUT", body=body)
             if status in {200, 201}:  # 200 where a try before this one left it
                 saved[path] = text
-        before = container(lab)
-        init = docker("inspect", "--format", "{{.State.Pid}}", before).strip()
-        (shim,) = re.findall(r"^PPid:\s+(\d+)", Path(f"/proc/{init}/status").read_text(), re.MULTILINE)
+        first = identity.find(int(docker("inspect", "--format", "{{.State.Pid}}", container(lab))))
+        assert first is not None
+        (shim,) = re.findall(r"^PPid:\s+(\d+)", Path(f"/proc/{first.pid}/status").read_text(), re.MULTILINE)
 
         os.kill(int(shim), signal.SIGKILL)
         # Not `docker wait`: the engine starts the container again, often before that command waits for its end.
-        deadline = time.monotonic() + 120
-        while Path(f"/proc/{init}").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not Path(f"/proc/{init}").exists()
+        assert identity.wait_gone([first], 120)
         lab.make("up")
 
         assert {"work/before the crash.txt", "share/before the crash.txt"} <= set(saved)

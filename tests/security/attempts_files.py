@@ -76,8 +76,8 @@ def private_files(target: Target) -> list[Path]:
     found = [folder / name for name in PRIVATE]
     for name in PRIVATE_FOLDERS:
         found += [path for path in below(folder / name) if not path.is_symlink()]
-    given = {process.environ().get("JUPYTER_RUNTIME_DIR") for process in target.processes()[:1]}
-    for root in (*(Path(name) for name in given if name), *(folder / "share/runs").glob("*attack*")):
+    runtime = Path(target.processes()[0].environ()["JUPYTER_RUNTIME_DIR"])
+    for root in (runtime, *(folder / "share/runs").glob("*attack*")):
         found += [root, *below(root)]
     return [path for path in found if path.exists()]
 

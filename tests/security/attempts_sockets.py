@@ -68,8 +68,8 @@ def _open(target: Target, host: str) -> str | None:
 
 
 def _answered(did: Did) -> str | None:
-    """Tell of an answer that is more than the greeting of ZeroMQ, 64 bytes that name its version and nothing else."""
-    greeting = did.text is not None and "\x7f" in did.text[:10] and len(did.text) <= 64
+    """Tell of an answer that is more than the first bytes of ZeroMQ, which name its version and nothing else."""
+    greeting = did.text is not None and "\x7f" in did.text[:10] and len(did.text) <= 12
     return None if did.text is None or greeting or " 403 " in did.text[:40] else f"it answered {did.text[:80]!r}"
 
 

@@ -284,8 +284,8 @@ export class Follower {
       _maybeSave?: Save;
       _createSaveOptions?: () => unknown;
     };
-    const { _raiseConflict: raise, _maybeSave: save, _createSaveOptions: now } = context;
-    if (typeof raise !== 'function' || typeof save !== 'function' || typeof now !== 'function') {
+    const { _raiseConflict: raise, _maybeSave: save, _createSaveOptions: createOptions } = context;
+    if (typeof raise !== 'function' || typeof save !== 'function' || typeof createOptions !== 'function') {
       return;
     }
     const underWay = new Map<unknown, PromiseDelegate<void>>(); // by options: resolved at the end, or at a conflict
@@ -302,7 +302,7 @@ export class Follower {
         questions++;
         return raise.call(context, model, options);
       }
-      const current = now.call(context);
+      const current = createOptions.call(context);
       attempts.set(current, attempt + 1);
       return save.call(context, current).finally(() => attempts.delete(current));
     };

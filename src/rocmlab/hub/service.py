@@ -104,7 +104,10 @@ class Hub:
         if not self.is_running():
             _check_port(address or LOOPBACK, port)
         hub_port = before.hub_port if before and before.hub_address == hub_address else own_port(hub_address, {port})
-        proxy_port = self._kept_proxy_port(before) or own_port(LOOPBACK, {port, hub_port})
+        if before and self._can_use(before.proxy_port):
+            proxy_port = before.proxy_port
+        else:
+            proxy_port = own_port(LOOPBACK, {port, hub_port})
         lab = {name: settings.get(name) for name in (*live.NAMES, lease_folder.SETTING, "GPUS")}
         root = str(project.root)
         limits = configuration.limits(settings, pids if runtime == "docker" else 0)
@@ -138,12 +141,9 @@ class Hub:
             lab={name: value for name, value in lab.items() if value},
         )
 
-    def _kept_proxy_port(self, before: Configuration | None) -> int:
-        """Return the port of before, or 0 where there was none or another program has it: the hub alone knows it."""
-        if before is None:
-            return 0
-        is_own = self.is_running() or bool(self._left_proxy())
-        return before.proxy_port if is_own or addresses.refusal(LOOPBACK, before.proxy_port) is None else 0
+    def _can_use(self, port: int) -> bool:
+        """Return whether a port for the proxy is free, or is what the hub or a proxy that it has left listens at."""
+        return self.is_running() or bool(self._left_proxy()) or addresses.refusal(LOOPBACK, port) is None
 
     def start(self, found: Configuration, interpreter: Path, say: Say, extra: Mapping[str, str] | None = None) -> bool:
         """Start the hub unless it runs as configured, wait until it answers, and return whether it was started.
