@@ -159,4 +159,6 @@ pin: ## Renew the digests of the base images (needs Docker's client)
 	  -r requirements/uv.txt || true; ROCMLAB_UV=$(@D) $(@D)/bin/python docker/build/install.py --quiet \
 	  --disable-pip-version-check --no-compile --no-deps --require-hashes -r $<; } \
 	  >$(@D)/install.log 2>&1 || { tail -n 20 $(@D)/install.log; exit 2; }
+	@[ $(@D) != .venv-test ] || echo 'import gc; gc.set_threshold(20_000, 20, 20)' \
+	  >"$$(echo $(@D)/lib/python3*/site-packages)/late_gc.pth" # thousands of processes start, and most of them soon end
 	@touch $@

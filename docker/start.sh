@@ -276,8 +276,8 @@ use_packages() { # of `pip install --user`: for the very interpreter they were i
   fi
 }
 
-use_caches() { # compiled kernels belong to one ROCm version and one target, and outlive the container
-  local rocm=/opt/rocm/.info/version platform=$ROCMLAB_BACKEND wheel targets
+use_caches() { # compiled kernels belong to one ROCm version and one target, weights do not; both outlive the container
+  local rocm=/opt/rocm/.info/version platform=$ROCMLAB_BACKEND wheel targets name
   wheel=$(compgen -G '/opt/torch/lib/python3*/site-packages/rocm_sdk_core-*.dist-info' || true) # of a slim image
   if [[ -r $rocm ]]; then
     platform=rocm$(cut -d- -f1 "$rocm")
@@ -288,7 +288,10 @@ use_caches() { # compiled kernels belong to one ROCm version and one target, and
   targets=$(gfx_targets)
   local cache=$ROCMLAB_SHARE/cache/$platform-${targets:-any}
   (umask 002 && mkdir -p "$cache") 2>/dev/null || check_folder "$ROCMLAB_SHARE/cache" SHARE
-  export HF_HOME=${HF_HOME:-$cache/huggingface} KERAS_HOME=${KERAS_HOME:-$cache/keras}
+  for name in huggingface keras; do # earlier versions kept these by ROCm version, too
+    if [[ -d $cache/$name ]]; then mv -nT "$cache/$name" "$ROCMLAB_SHARE/cache/$name" 2>/dev/null || true; fi
+  done
+  export HF_HOME=${HF_HOME:-$ROCMLAB_SHARE/cache/huggingface} KERAS_HOME=${KERAS_HOME:-$ROCMLAB_SHARE/cache/keras}
   export MIOPEN_CUSTOM_CACHE_DIR=${MIOPEN_CUSTOM_CACHE_DIR:-$cache/miopen}
   export MIOPEN_USER_DB_PATH=${MIOPEN_USER_DB_PATH:-$cache/miopen}
   export MPLCONFIGDIR=${MPLCONFIGDIR:-$cache/matplotlib} XDG_CACHE_HOME=${XDG_CACHE_HOME:-$cache}

@@ -27,9 +27,9 @@ class Demo:
         self.before = self.own()
         with log.open("w") as output:
             command = ["python3", "-m", "rocmlab", "demo"]
-            self.process = subprocess.Popen(
-                command, cwd=lab.folder, env={**lab.environment, "PYTHONPATH": "src"}, stdout=output, stderr=output
-            )
+            own = {name: lab.settings[name] for name in ("EXTRAS",) if name in lab.settings}  # whose `.venv` it uses
+            environment = {**lab.environment, **own, "PYTHONPATH": "src"}
+            self.process = subprocess.Popen(command, cwd=lab.folder, env=environment, stdout=output, stderr=output)
         until(lambda: "Ctrl-C ends it" in self.said or self.process.poll() is not None, START_SECONDS)
         found = re.search(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\w+)", self.said)
         assert found, self.said

@@ -7,6 +7,7 @@ closed, and prints what it saw as JSON.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import json
 import os
@@ -54,14 +55,19 @@ class Listener:
     @property
     def is_loopback(self) -> bool:
         """Return whether only this machine can reach it."""
-        found = ipaddress.ip_address(self.address)
-        mapped = getattr(found, "ipv4_mapped", None)
-        return (mapped or found).is_loopback
+        return _is_loopback(self.address)
 
     def __str__(self) -> str:
         return (
             f"{self.protocol} {self.address}:{self.port} of process {self.pid} ({self.command[:120]}), uid {self.uid}"
         )
+
+
+@functools.cache  # `Watch` asks for the same few addresses 50 times a second
+def _is_loopback(address: str) -> bool:
+    found = ipaddress.ip_address(address)
+    mapped = getattr(found, "ipv4_mapped", None)
+    return (mapped or found).is_loopback
 
 
 def pause() -> None:

@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import stat
@@ -17,73 +16,16 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from backup_labs import CREATE, NEEDS_ROOT, SECOND_UID, Lab, as_second_user, open_to_others, tree
 
 from rocmlab.backup import create, model, restore, verify, working
-from rocmlab.backup.model import MANIFEST, SUMS, Task
+from rocmlab.backup.model import MANIFEST, SUMS
 from rocmlab.base.errors import RocmlabError
 
-NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk, or a second user, needs root")
-SECOND_UID = 61234
 FILE = {"path": "share/x", "type": "file"}
-
-
-class Lab:
-    """A share, notebooks and settings in folders of the test's own, and where their backups go."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.share, self.notebooks = folder / "project/share", folder / "project/notebooks"
-        self.backups = folder / "backups"
-        for path in (self.share, self.notebooks, self.backups, folder / "project/.rocmlab"):
-            path.mkdir(parents=True)
-        self.said: list[str] = []
-
-    def task(self, kind: str, backup: Path, **more: object) -> Task:
-        """Return a task with the lab's folders."""
-        roots = {"share": str(self.share), "notebooks": str(self.notebooks)}
-        settings = str(self.folder / "project") if kind == "create" else ""
-        task = Task(kind, str(backup), str(backup), roots, project="/the/clone", settings=settings)
-        return replace(task, **more)
-
-    def back_up(self, **more: object) -> Path:
-        """Make a backup and return its folder."""
-        assert create.create(self.task("create", self.backups, **more), self.said.append) == 0, self.said
-        return verify.find(self.backups)
-
-    def restore(self, backup: Path, **more: object) -> None:
-        """Restore a backup."""
-        assert restore.restore(self.task("restore", backup, **more), self.said.append) == 0
-
-    def lose(self) -> None:
-        """Remove everything."""
-        for path in (self.share, self.notebooks):
-            shutil.rmtree(path)
-            path.mkdir()
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Lab:
-    """An empty lab."""
-    return Lab(tmp_path)
-
-
-def tree(folder: Path) -> dict[str, object]:
-    """Return everything that a restore must bring back, by path."""
-    found: dict[str, object] = {}
-    for path in sorted(folder.rglob("*")):
-        status = path.lstat()
-        what: object = None
-        if path.is_symlink():
-            what = os.readlink(path)
-        elif path.is_file():
-            what = path.read_bytes()
-        times = () if path.is_symlink() else (stat.S_IMODE(status.st_mode), status.st_mtime_ns)
-        found[os.fsencode(path.relative_to(folder)).decode("latin-1")] = (what, times)
-    return found
 
 
 def fill(lab: Lab) -> None:
@@ -229,7 +171,7 @@ class TestConsistency:
 
         monkeypatch.setattr(create, "status_of", busy)
         assert create.create(lab.task("create", lab.backups), lab.said.append) == 0
-        manifest = model.read(verify.find(lab.backups))
+        manifest = model.read(lab.find())
 
         assert manifest.entries["share/journal.jsonl"].was_changing
         assert any("changed during backup: share/journal.jsonl" in line for line in lab.said)
@@ -319,7 +261,7 @@ class TestInterrupted:
         (partial,) = lab.backups.iterdir()
         assert partial.name.endswith(".partial")
         with pytest.raises(RocmlabError, match="no complete backup"):
-            verify.find(lab.backups)
+            lab.find()
         finished = {path.name: path.stat().st_mtime_ns for path in sorted(partial.glob("files-*.tar"))[:5]}
         (lab.share / "03").write_bytes(b"changed meanwhile")
         (lab.share / "04").unlink()
@@ -385,7 +327,7 @@ class TestInterrupted:
         kept = model.read(partial).entries
         assert len(kept) >= 4
         lab.back_up()
-        assert {path: entry.part for path, entry in model.read(verify.find(lab.backups)).entries.items()}.items() >= {
+        assert {path: entry.part for path, entry in model.read(lab.find()).entries.items()}.items() >= {
             path: entry.part for path, entry in kept.items() if entry.type == "file"
         }.items()
 
@@ -769,7 +711,7 @@ class TestWhatIsOmitted:
         create.create(lab.task("create", inside), lab.said.append)
         create.create(lab.task("create", inside), lab.said.append)
 
-        newest = model.read(verify.find(inside))
+        newest = model.read(lab.find(inside))
         saved = {os.fsencode(path).decode("latin-1") for path in newest.entries}
         assert saved == before | {"share", "notebooks"}
         omitted = {each["path"]: each["why"] for each in newest.omitted}
@@ -839,38 +781,11 @@ class TestWhatIsOmitted:
         for path in (lab.share, lab.notebooks, lab.backups):
             os.chown(path, SECOND_UID, SECOND_UID)
         open_to_others(lab.folder)
-        program = (
-            "import sys; from rocmlab.backup import create, model\n"
-            "sys.exit(create.create(model.Task.from_json(sys.argv[1]), print))"
-        )
 
-        done = as_second_user(program, lab.task("create", lab.backups).to_json())
+        done = as_second_user(CREATE, lab.task("create", lab.backups).to_json())
 
         assert done.returncode == 0, done.stderr
         assert len(list(lab.backups.iterdir())) == 2
-
-
-def open_to_others(folder: Path) -> None:
-    """Have every user reach a test's folder, below the folder that pytest makes for this user."""
-    for each in (folder, *folder.parents):
-        each.chmod(0o755)
-        if each.name.startswith("pytest-of-"):
-            return
-
-
-def as_second_user(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python program as a real second user."""
-    return subprocess.run(
-        ["/usr/bin/env", "python3", "-c", program, *arguments],
-        user=SECOND_UID,
-        group=SECOND_UID,
-        extra_groups=[],
-        env={"PYTHONPATH": str(Path(create.__file__).parents[2]), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        cwd="/",
-        check=False,
-    )
 
 
 def test_a_second_backup_at_the_same_time_leaves_the_first_one_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -889,7 +804,7 @@ def test_a_second_backup_at_the_same_time_leaves_the_first_one_alone(lab: Lab, m
 
     monkeypatch.setattr(create, "status_of", meanwhile)
     assert create.create(lab.task("create", lab.backups), lab.said.append) == 0
-    backup = verify.find(lab.backups)
+    backup = lab.find()
     lab.lose()
     lab.restore(backup)
 
@@ -927,18 +842,15 @@ def test_a_file_that_cannot_be_read_makes_the_exit_code_one(lab: Lab) -> None:
     for path in (lab.folder, *lab.folder.rglob("*")):
         if path.name != "roots":
             os.chown(path, SECOND_UID, SECOND_UID)
-    program = (
-        "import sys; from rocmlab.backup import create, model\n"
-        "sys.exit(create.create(model.Task.from_json(sys.argv[1]), print))"
-    )
     task = lab.task("create", lab.backups).to_json()
     open_to_others(lab.folder)
 
-    done = as_second_user(program, task)
+    done = as_second_user(CREATE, task)
 
     assert done.returncode == 1, done.stderr
     assert "could not be read: share/roots" in done.stdout
-    assert "share/mine" in model.read(verify.find(lab.backups)).entries
+    (backup,) = lab.backups.iterdir()
+    assert "share/mine" in model.read(backup).entries
 
 
 def test_progress_is_told_in_bytes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

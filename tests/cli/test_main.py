@@ -13,7 +13,7 @@ import pytest
 
 from rocmlab.cli import main
 from rocmlab.cli.main import ALIASES, COMMANDS, GROUPS
-from rocmlab.cli.run import _from_make
+from rocmlab.cli.run import build_parser, engine_of, words_from_make
 from rocmlab.stack.setting_table import SETTINGS
 
 
@@ -142,6 +142,16 @@ def test_verbs_that_look_need_a_project(repository: Path, tmp_path: Path) -> Non
     assert "fix: make up" in done.stderr
 
 
+def test_what_a_terminal_cannot_show_is_escaped(repository: Path, tmp_path: Path) -> None:
+    """A name of a file, or our own "…", ends no command where the locale is not UTF-8."""
+    done = rocmlab(repository, "run", "größe…ю.ipynb", "--no-such", cwd=tmp_path, PYTHONIOENCODING="latin-1:strict")
+    shown = rocmlab(repository, "datasets", "fetch", "größe…ю", cwd=tmp_path, PYTHONIOENCODING="ascii:strict")
+
+    assert (done.returncode, shown.returncode) == (2, 2)
+    assert "Traceback" not in done.stderr + shown.stderr
+    assert "gr\\xf6\\xdfe\\u2026\\u044e" in shown.stderr
+
+
 def test_words_from_make_keep_their_quotes() -> None:
     """Names and values with spaces arrive whole, and no shell reads them."""
     environment = {
@@ -150,10 +160,29 @@ def test_words_from_make_keep_their_quotes() -> None:
         "RUN": "--retries 2 --name 'my night'",
     }
 
-    assert _from_make(environment) == [
+    assert words_from_make(environment) == [
         *("my notebook.ipynb", "01_mnist_fc", "-p", "title=a b", "-p", "x=$(id)"),
         *("--retries", "2", "--name", "my night"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen"),
+    [
+        (["--list"], []),
+        (["--resume", "last"], []),
+        (["--reproduce", "last"], []),
+        (["--engine", "rocmlab"], []),
+        ([], ["--engine", "ray"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["ENGINE", "ROCMLAB_ENGINE"])
+def test_a_default_engine_is_one_for_new_runs(name: str, words: list[str], chosen: list[str]) -> None:
+    """An exported engine adds nothing to an earlier run, and a word wins over it."""
+    args = build_parser("run").parse_intermixed_args(words)
+
+    assert engine_of(args, {name: "ray"}) == chosen
 
 
 def test_usage_of_run_is_checked_before_anything_is_built(repository: Path, tmp_path: Path) -> None:

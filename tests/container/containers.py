@@ -59,11 +59,18 @@ def mirror() -> dict[str, str]:
 
 
 class Container:
-    """A container that is removed, with its anonymous volumes, at the end of the `with` block."""
+    """A container that is removed, with its anonymous volumes, at the end of the `with` block.
 
-    def __init__(self, image: str, *options: str, command: Sequence[str] = (), token: str = TOKEN) -> None:
+    Kernels start cold unless a test is of that: a fork server that imports a framework for a second kernel, which most
+    tests do not start, keeps a CPU busy for seconds.
+    """
+
+    def __init__(
+        self, image: str, *options: str, command: Sequence[str] = (), token: str = TOKEN, warm: str = "off"
+    ) -> None:
         self.token = token
         given = ["--env", f"JUPYTER_TOKEN={token}"] if token else []
+        given += ["--env", f"WARM_KERNELS={warm}"]
         self.id = docker("run", "--detach", "--publish", "127.0.0.1::8888", *given, *options, image, *command).strip()
 
     def __enter__(self) -> Container:
@@ -90,12 +97,12 @@ class Container:
     def wait_for_server(self, timeout_seconds: float = 120) -> Container:
         """Wait until /api answers."""
         deadline = time.monotonic() + timeout_seconds
-        while time.monotonic() < deadline:
-            if self.request("/api", token=None)[0] == 200:
-                return self
-            if self.inspect("{{.State.Running}}") != "true":
-                break
-            time.sleep(0.05)
+        while time.monotonic() < deadline and self.inspect("{{.State.Running}}") == "true":
+            server = self.server  # asked for once a second, for its port changes when the container starts again
+            for _ in range(20):
+                if server.request("/api", token=None)[0] == 200:
+                    return self
+                time.sleep(0.05)
         raise TimeoutError(f"no answer within {timeout_seconds} s\n{self.logs()}")
 
     def wait_for_health(self, timeout_seconds: float = 120) -> str:

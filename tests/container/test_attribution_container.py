@@ -131,7 +131,7 @@ def scene(image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scen
     with simulated_live(5) as live, ExitStack() as stack:
         lease_folder.ensure(live.folder / FOLDER)
         ann, bob = (
-            Lab(stack.enter_context(Container(image, *options(live.folder, uid, user), f"--env=WARM_KERNELS={warm}")))
+            Lab(stack.enter_context(Container(image, *options(live.folder, uid, user), warm=warm)))
             for uid, user, warm in ((1000, "ann", "on"), (1001, "bob", "off"))
         )
         for lab in (ann, bob):

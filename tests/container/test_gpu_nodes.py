@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,7 +143,15 @@ def test_missing_kfd_is_refused(image: str) -> None:
 
 
 def test_caches_are_kept_by_rocm_version_and_target(image: str, nodes: list[str], tmp_path: Path) -> None:
-    """Compiled kernels lie below a folder named after what they were compiled for; hidden GPUs do not count."""
+    """Compiled kernels lie below a folder named after what they were compiled for; hidden GPUs do not count.
+
+    Weights are for any GPU: those that an earlier version kept there are moved, and not fetched again.
+    """
+    share, kept = tmp_path / "share", "rocm7.2.0-gfx1100+gfx90a"
+    (share / "cache" / kept / "huggingface/hub").mkdir(parents=True)
+    (share / "cache" / kept / "huggingface/hub/weights").write_text("100 GB")
+    for path in (share, *share.rglob("*")):
+        os.chown(path, 1000, 100)
     version = tmp_path / "version"
     version.write_text("7.2.0-43\n")
     topology = tmp_path / "nodes"
@@ -154,6 +163,7 @@ def test_caches_are_kept_by_rocm_version_and_target(image: str, nodes: list[str]
     mounts = [
         f"--volume={topology}:/host/sys/class/kfd/kfd/topology/nodes:ro",
         f"--volume={version}:/opt/rocm/.info/version:ro",
+        f"--volume={share}:/home/jovyan/share",
     ]
     moved = [option.replace(":/dev/", ":/host/dev/") for option in nodes]
     for path in (tmp_path, topology):
@@ -164,5 +174,8 @@ def test_caches_are_kept_by_rocm_version_and_target(image: str, nodes: list[str]
         caches = json.loads(container.execute("torch", code))
 
     compilers = {"MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"}
-    assert set(caches) >= compilers | {"KERAS_HOME", "HF_HOME", "MPLCONFIGDIR", "XDG_CACHE_HOME"}
-    assert all(path.startswith("/home/jovyan/share/cache/rocm7.2.0-gfx1100+gfx90a") for path in caches.values()), caches
+    assert caches.pop("HF_HOME") == "/home/jovyan/share/cache/huggingface"
+    assert caches.pop("KERAS_HOME") == "/home/jovyan/share/cache/keras"
+    assert (share / "cache/huggingface/hub/weights").read_text() == "100 GB"
+    assert set(caches) >= compilers | {"MPLCONFIGDIR", "XDG_CACHE_HOME"}
+    assert all(path.startswith(f"/home/jovyan/share/cache/{kept}") for path in caches.values()), caches

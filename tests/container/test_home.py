@@ -239,7 +239,7 @@ def until(count: Callable[[], int], is_enough: Callable[[int], bool], seconds: f
 
 def test_a_fork_bomb_ends_with_its_kernel(image: str) -> None:
     """At the limit of processes host and server answer, the kernel can be shut down, and a new one computes."""
-    with Container(image, "--pids-limit=200", "--env=WARM_KERNELS=off") as container:
+    with Container(image, "--pids-limit=200") as container:
         container.wait_for_server()
         idle = processes(container)
         container.server.execute("torch", BOMB, keep=True)

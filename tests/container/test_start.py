@@ -55,7 +55,7 @@ def test_server_and_kernel_have_no_privileges(lab: Container) -> None:
 
 def test_log_of_a_session_has_no_warning(image: str) -> None:
     """Start, one kernel of each kind, stop: the log holds no line of level warning or error."""
-    with Container(image) as container:
+    with Container(image, warm="on") as container:
         container.wait_for_server()
         assert "42" in container.execute("tensorflow", "print(6 * 7)")
         assert "42" in container.execute("torch", "print(6 * 7)")

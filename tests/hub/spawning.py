@@ -20,8 +20,16 @@ from rocmlab.stack import settings
 NAME = "rocmlab-abcdef-hub"
 
 
-def spawner(folder: Path, monkeypatch: pytest.MonkeyPatch, user: str, python: str = "", **given: str) -> Any:
-    """Return a user's spawner, as JupyterHub makes it from the hub's own file; `python`: of native labs."""
+def loaded(folder: Path, monkeypatch: pytest.MonkeyPatch, python: str = "", extra: str = "", **given: str) -> Any:
+    """Return what JupyterHub reads from the hub's own file.
+
+    Args:
+        folder: of everything.
+        monkeypatch: sets the environment.
+        python: of native labs; empty: labs are containers.
+        extra: the path of an administrator's own file.
+        given: settings.
+    """
     runtime = "native" if python else "docker"
     limits = configuration.limits(settings.Settings(folder, given), 4096)
     found = Configuration(
@@ -39,7 +47,7 @@ def spawner(folder: Path, monkeypatch: pytest.MonkeyPatch, user: str, python: st
         limits=limits,
         data="",
         common="",
-        extra="",
+        extra=extra,
         leases=str(folder / "leases"),
         node=("node", "proxy"),
         lab_python=python,
@@ -48,7 +56,12 @@ def spawner(folder: Path, monkeypatch: pytest.MonkeyPatch, user: str, python: st
         name=NAME,
     )
     monkeypatch.setenv("ROCMLAB_HUB_FILE", str(found.write()))
-    config = PyFileConfigLoader(CONFIG.name, path=str(CONFIG.parent)).load_config()
+    return PyFileConfigLoader(CONFIG.name, path=str(CONFIG.parent)).load_config()
+
+
+def spawner(folder: Path, monkeypatch: pytest.MonkeyPatch, user: str, python: str = "", **given: str) -> Any:
+    """Return a user's spawner, as JupyterHub makes it from the hub's own file; `python`: of native labs."""
+    config = loaded(folder, monkeypatch, python, **given)
     made = type("Own", (config.JupyterHub.spawner_class,), {})  # an engine's client is kept for each class
     database = orm.new_session_factory("sqlite:///:memory:")()
     row = orm.User(name=user)

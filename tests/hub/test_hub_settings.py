@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import tempfile
 from pathlib import Path
 
 import pytest
 from clones import free_port
+from kernel_hosts import REPOSITORY
+from spawning import loaded
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.hub import configuration
@@ -26,6 +29,22 @@ def test_a_memory_limit_is_a_number_of_bytes(tmp_path: Path, text: str, expected
     found = configuration.limits(settings.Settings(tmp_path, {"HUB_MEMORY_LIMIT": text}), 1)
 
     assert found.memory_bytes == expected
+
+
+def test_what_the_page_shows_for_hub_config_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it in one file; the hub's own services and roles stay."""
+    shown = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/hub.md").read_text(), re.DOTALL)
+    (tmp_path / "own.py").write_text("\n".join(shown))
+
+    before = loaded(tmp_path, monkeypatch).JupyterHub
+    found = loaded(tmp_path, monkeypatch, extra=str(tmp_path / "own.py"))
+
+    assert found.GenericOAuthenticator.username_claim == "preferred_username"
+    for name in ("services", "load_roles"):
+        assert [each["name"] for each in found.JupyterHub[name]] == [
+            *(each["name"] for each in before[name]),
+            "prometheus",
+        ]
 
 
 def test_an_engine_of_another_machine_is_refused() -> None:

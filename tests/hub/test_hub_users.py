@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import hubs
 import pytest
@@ -143,6 +144,24 @@ def test_labs_run_on_while_the_hub_is_stopped(
     assert ada.state()["servers"][""]["ready"]
     assert meanwhile == ["ada", "bob"]
     ada.lab("DELETE", f"api/kernels/{kernel}")
+
+
+def test_an_edited_configuration_file_is_applied_and_labs_run_on(machine: Machine, labs: tuple[Client, Client]) -> None:
+    """`make hub-up` restarts the hub with it; kernels and leases stay."""
+    ada, own = labs[0], Path(machine.found.extra)
+    kernel = ada.lab("POST", "api/kernels", {"name": "torch"}).json()["id"]
+    before, text = machine.hub.process.find(), own.read_text()
+    own.write_text(f'{text}c.JupyterHub.template_vars.update({{"announcement": "edited"}})\n')
+    try:
+        assert machine.start()
+        assert machine.hub.process.find() != before
+        assert "edited" in machine.client("bob").get("/hub/home").text
+        wait(lambda: ada.lab("GET", f"api/kernels/{kernel}").status_code == 200)
+        assert holders(machine) == ["ada", "bob"]
+    finally:
+        own.write_text(text)
+        machine.start()
+        wait(lambda: ada.lab("DELETE", f"api/kernels/{kernel}").ok)
 
 
 def test_only_those_who_may_log_in(machine: Machine) -> None:

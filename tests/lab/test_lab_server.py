@@ -760,9 +760,9 @@ def test_what_page_saved_and_what_other_clients_run_is_left_alone(lab: Lab) -> N
     page.close()
     wait(lambda: written(lab, "left.ipynb")["kept"] == "kept\n")
 
+    wait(lambda: "the output of cell deleted is kept for its page alone" in lab.server.log)  # just after the file
     assert written(lab, "left.ipynb")["saved"] == ""
     assert len(nbformat.read(path, 4).cells) == 2
-    assert "the output of cell deleted is kept for its page alone" in lab.server.log
     outputs = f"rocmlab/api/outputs/{kernel}?session=x"
     assert lab.server.request(outputs, token=None)[0] == 403
     assert lab.server.request(f"{outputs}&after=x")[0] == 400

@@ -224,9 +224,27 @@ def test_of_two_notebooks_of_a_kernel_one_that_is_gone_does_not_stop_the_other(
     record, both = printed(), printed(cell="both")
     both.request = "both"
 
-    found = asyncio.run(files.paths_of(contents, ["gone.ipynb", "n.ipynb", "m.ipynb"], [record, both]))
+    found, unread = asyncio.run(files.paths_of(contents, ["gone.ipynb", "n.ipynb", "m.ipynb"], [record, both]))
 
     assert found == {"request": "n.ipynb"}
+    assert list(unread) == ["gone.ipynb"]
+
+
+@pytest.mark.parametrize("text", ['{"cells": [', "[]", '{"nbformat": 4, "cells": [{}]}'])
+def test_while_a_notebook_of_a_kernel_cannot_be_read_only_cells_whose_code_was_run_are_found(
+    tmp_path: Path, contents: Manager, text: str
+) -> None:
+    """The other notebook may be a copy, with the same ids, in which the code was changed."""
+    make(tmp_path / "copy.ipynb", "a", "b")
+    (tmp_path / "n.ipynb").write_text(text)
+    changed, same = printed(), printed(cell="b")
+    same.request, same.code = "of the same", "code"
+    changed.code = "other code"
+
+    found, unread = asyncio.run(files.paths_of(contents, ["n.ipynb", "copy.ipynb"], [changed, same]))
+
+    assert found == {"of the same": "copy.ipynb"}
+    assert list(unread) == ["n.ipynb"]
 
 
 def test_only_files_of_jupyters_own_managers_are_written(contents: Manager) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -39,7 +40,8 @@ class Lab:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "n.ipynb"
-        self.write_notebook()
+        self.notebooks: dict[str, str] = {}  # by the ids of their sessions
+        self.add("n.ipynb", "a", "b")
         notary = NotebookNotary(store_factory=MemorySignatureStore)
         self.contents_manager = AsyncLargeFileManager(root_dir=str(folder), notary=notary)
         self.web_app = SimpleNamespace(settings={CLASS: ZMQChannelsWebsocketConnection})
@@ -52,14 +54,16 @@ class Lab:
         self.recorder = Recorder(self)
         self.session = "of the kernel"
 
-    def write_notebook(self) -> None:
-        """Write a notebook that has printed nothing."""
-        cells = [nbformat.v4.new_code_cell("code", id=each) for each in ("a", "b")]
-        nbformat.write(nbformat.v4.new_notebook(cells=cells), self.path)
+    def add(self, name: str, *cells: str) -> None:
+        """Write a notebook that has printed nothing, and start its session `of <name>` on the kernel."""
+        made = [nbformat.v4.new_code_cell("code", id=each) for each in cells]
+        nbformat.write(nbformat.v4.new_notebook(cells=made), self.path.with_name(name))
+        self.notebooks[f"of {name}"] = name
 
     def list_sessions(self) -> list[dict[str, Any]]:
-        """Return the notebooks."""
-        return [{"path": "n.ipynb", "type": "notebook", "kernel": {"id": "kernel"}}]
+        """Return the notebooks; Jupyter forgets them with their kernel."""
+        found = [(kernel, *each) for kernel in self.kernel_manager for each in self.notebooks.items()]
+        return [{"id": key, "path": path, "type": "notebook", "kernel": {"id": each}} for each, key, path in found]
 
     def send(self, request: str, kind: str, page: str = "page", **content: Any) -> None:
         """Send a message of the kernel."""
@@ -79,6 +83,11 @@ class Lab:
             await asyncio.sleep(0.01)
         return tap
 
+    def end(self, request: str) -> None:
+        """Have a cell print a text, and end it."""
+        self.send(request, "stream", name="stdout", text=f"text {request}")
+        self.send(request, "status", execution_state="idle")
+
     def run(self, test: Callable[[], Awaitable[None]]) -> None:
         """Run a test, and close the recorder whatever comes of it."""
 
@@ -95,10 +104,17 @@ class Lab:
         self.socket.close(0)
         self.context.term()
 
-    def printed(self) -> list[str]:
-        """Return what the file has."""
-        cells = nbformat.read(self.path, 4).cells
+    def printed(self, name: str = "n.ipynb") -> list[str]:
+        """Return what a file has."""
+        cells = nbformat.read(self.path.with_name(name), 4).cells
         return ["".join(each.get("text", "") for each in cell.outputs) for cell in cells]
+
+
+def opened(tap: Tap, session: str, notebook: str = "") -> SimpleNamespace:
+    """Connect a page that answers, and that may tell its notebook; return its connection."""
+    tap.sockets[session] = handler = SimpleNamespace(last_pong=math.inf, ping=lambda _: None)
+    tap.note_page(session, notebook)
+    return handler
 
 
 async def until(is_true: Callable[[], object]) -> None:
@@ -265,3 +281,136 @@ def test_connections_of_another_class_stay_as_they_are(tmp_path: Path, caplog: p
 
     assert lab.web_app.settings[CLASS] is SimpleNamespace
     assert "is not kept: connections to kernels are of the class SimpleNamespace" in caplog.text
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_closed_notebook_is_written_at_the_kernels_end_although_another_one_is_open(lab: Lab, is_told: bool) -> None:
+    """What is open is its page's; a page that does not tell its notebook has the one open of which it ran a cell."""
+    lab.add("m.ipynb", "c")
+
+    async def run() -> None:
+        tap = await lab.begin()
+        await until(lambda: tap.file)  # it has written, and knows its notebooks
+        opened(tap, "another", "of m.ipynb" if is_told else "")
+        tap.records.begin("c", "of c", "one that is gone" if is_told else "another", "code")
+        lab.end("of a")
+        lab.end("of c")
+        await until(lambda: not tap.records.unfinished)
+        del lab.kernel_manager["kernel"]
+        await until(lambda: tap.is_closed and lab.printed()[0])
+
+    lab.run(run)
+
+    assert lab.printed() == ["text of a", ""]
+    assert lab.printed("m.ipynb") == [""]
+
+
+def test_each_notebook_of_a_kernel_waits_for_its_own_pages(lab: Lab) -> None:
+    """While the kernel lives, too; the one that was open is written once its page is gone."""
+    lab.add("m.ipynb", "c")
+
+    async def run() -> None:
+        tap = await lab.begin()
+        page = opened(tap, "another", "of m.ipynb")
+        tap.records.begin("c", "of c", "another", "code")
+        lab.end("of a")
+        lab.end("of c")
+        await until(lambda: lab.printed()[0] and not tap.records.unfinished)
+        while_open = lab.printed("m.ipynb")
+        tap.disconnected("another", page)
+        await until(lambda: lab.printed("m.ipynb")[0])
+        assert while_open == [""]
+
+    lab.run(run)
+
+    assert lab.printed() == ["text of a", ""]
+    assert lab.printed("m.ipynb") == ["text of c"]
+
+
+def test_while_it_is_not_known_what_a_page_has_open_nothing_is_written(lab: Lab) -> None:
+    """It may be any notebook of the kernel, until the page tells it."""
+    lab.add("m.ipynb", "c")
+
+    async def run() -> None:
+        tap = await lab.begin()
+        opened(tap, "another")
+        lab.end("of a")
+        await until(lambda: not tap.records.unfinished)
+        await tap.write()
+        before = lab.printed()
+        tap.note_page("another", "of n.ipynb")
+        await tap.write()
+        assert before == lab.printed() == ["", ""]
+        tap.note_page("another", "of m.ipynb")
+        await tap.write()
+
+    lab.run(run)
+
+    assert lab.printed() == ["text of a", ""]
+
+
+def test_a_cell_that_is_in_no_file_yet_is_kept_as_long_as_a_page_may_save_it(lab: Lab) -> None:
+    """Only without any page is it certain that no notebook will have it."""
+    lab.add("m.ipynb", "c")
+
+    async def run() -> None:
+        tap = await lab.begin()
+        opened(tap, "another", "of m.ipynb")
+        tap.records.begin("new", "of new", "one that is gone", "code")
+        lab.end("of new")
+        await until(lambda: tap.records.by_cell["new"].state == "done")
+        await tap.write()
+        lab.add("n.ipynb", "a", "b", "new")
+        await tap.write()
+        await until(lambda: lab.printed()[2])
+
+    lab.run(run)
+
+    assert lab.printed() == ["", "", "text of new"]
+
+
+def test_a_save_of_a_page_without_a_connection_does_not_count_for_what_it_lacks(lab: Lab) -> None:
+    """Although a page of another notebook of the kernel is connected: what was written is written again."""
+    lab.add("m.ipynb", "c")
+
+    async def run() -> None:
+        tap = await lab.begin()
+        model = await lab.contents_manager.get("n.ipynb")
+        opened(tap, "another", "of m.ipynb")
+        lab.end("of a")
+        await until(lambda: lab.printed()[0] and not tap.records.dirty)
+        tap.records.by_cell["a"].changed_at -= 60
+        await lab.contents_manager.save({"type": "notebook", "content": model["content"]}, "n.ipynb")
+        after_save = lab.printed()
+        await until(lambda: lab.printed()[0])
+        assert after_save == ["", ""]
+
+    lab.run(run)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_notebook_that_cannot_be_read_for_a_moment_is_written_later(
+    lab: Lab, caplog: pytest.LogCaptureFixture, is_there: bool
+) -> None:
+    """Also if another one of the kernel can be: as long as one is unread, the cell may be in that."""
+    lab.add("m.ipynb", "c")
+    whole = lab.path.read_bytes()
+
+    async def run() -> None:
+        tap = await lab.begin()
+        lab.end("of a")
+        await until(lambda: not tap.records.unfinished)
+        lab.path.write_bytes(whole[:40])
+        if not is_there:
+            lab.path.unlink()
+        tap.records.rewrite({"a"})  # if it was written before
+        await tap.write()
+        lab.path.write_bytes(whole)
+        await tap.write()
+        await until(lambda: not tap.records.dirty)
+
+    lab.run(run)
+
+    assert lab.printed() == ["text of a", ""]
+    assert "outputs are not written into n.ipynb, and that is retried" in caplog.text
+    assert "no notebook of this kernel" not in caplog.text

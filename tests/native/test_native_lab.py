@@ -11,7 +11,7 @@ from pathlib import Path
 import clients
 import pytest
 from clients import Server
-from clones import UNCOMPILED, UNUSED_TO_START, Clone, clone, lighten, printed_url
+from clones import Clone, clone, furnish, printed_url
 from test_native_notebooks import watched
 
 from rocmlab.base import confidential, installation
@@ -219,11 +219,14 @@ def test_the_log_of_a_session_with_a_kernel_is_free_of_warnings(lab: Clone, firs
 
 
 @pytest.mark.container
-def test_without_an_image_registry_the_lab_goes_native(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_without_an_image_registry_the_lab_goes_native(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With an engine but no base image to be had, and no GPU at stake: it reports it, goes native, and stays there."""
     found = clone(tmp_path_factory.mktemp("no-registry") / "rocmlab", BASE_IMAGE="registry.invalid/none:1")
-    found.environment |= UNCOMPILED
-    lighten(found.folder / "requirements/native.txt", *UNUSED_TO_START)
+    with monkeypatch.context() as patch:
+        patch.setitem(found.settings, "RUNTIME", "native")
+        furnish(found)  # that a whole environment is installed is what the tests above show
     try:
         first = found.make("up").stdout
         second = found.make("up").stdout

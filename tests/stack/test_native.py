@@ -382,6 +382,19 @@ class TestVisibility:
         assert env["ROCMLAB_ROOT"] == str(root)
         assert env.get("HIP_VISIBLE_DEVICES") == mask
 
+    def test_weights_are_in_the_share_unless_the_user_keeps_them_elsewhere(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who has set HF_HOME has a hundred gigabytes there, and would fetch them again."""
+        monkeypatch.delenv("KERAS_HOME", raising=False)
+        monkeypatch.setenv("HF_HOME", "/data/huggingface")
+        lab = make_lab(tmp_path)
+
+        env = lab.server_environment()
+
+        assert env["HF_HOME"] == "/data/huggingface"
+        assert env["KERAS_HOME"] == str(lab.share_folder / "cache/keras")
+
     def test_the_token_is_not_among_the_arguments(self, tmp_path: Path) -> None:
         """Arguments can be listed by every user of the host; the environment cannot."""
         lab = make_lab(tmp_path)

@@ -171,6 +171,30 @@ class TestValues:
         """That of the demonstration among them."""
         assert values(tmp_path, tmp_path, Choice("cpu", "native", "test"), SHARE=folder)["SHARE"]
 
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("TORCH_INDEX", "https://me:SECRET@mirror.example/whl"),
+            ("TENSORFLOW_INDEX", "https://SECRET@mirror.example/whl"),
+            ("JAX_PACKAGES", "--index-url https://me:SECRET@mirror.example/ jax-rocm7-plugin"),
+        ],
+    )
+    def test_no_password_gets_into_arguments(self, tmp_path: Path, name: str, value: str) -> None:
+        """Each user of the host can list those of pip, and an image's history has those of its build."""
+        with pytest.raises(RocmlabError, match=f"{name} has credentials") as caught:
+            values(tmp_path, tmp_path, Choice("cpu", "native", "test"), **{name: value})
+
+        assert "SECRET" not in str(caught.value)
+        assert "PIP_CONFIG" in caught.value.problem.fix
+
+    @pytest.mark.parametrize(
+        "value",
+        ["https://mirror.example/whl", "jax @ https://mirror.example/jax-1.whl", "git+ssh://git@host.example/a"],
+    )
+    def test_an_address_without_a_password_is_taken(self, tmp_path: Path, value: str) -> None:
+        """Also one with another @."""
+        assert values(tmp_path, tmp_path, Choice("cpu", "native", "test"), JAX_PACKAGES=value)["JAX_PACKAGES"] == value
+
     def test_an_empty_index_means_pips_own(self, tmp_path: Path) -> None:
         """TORCH_INDEX= is a choice, not the absence of one."""
         assert values(tmp_path, tmp_path, TORCH_INDEX="")["TORCH_INDEX"] == ""

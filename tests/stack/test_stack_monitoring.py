@@ -21,6 +21,7 @@ from rocmlab.cli.main import main
 from rocmlab.stack import monitoring, resolve, settings
 from rocmlab.stack import project as projects
 from rocmlab.stack.choice import Choice
+from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.native_server import ServerProcess
 
 
@@ -137,6 +138,21 @@ class TestExplained:
         done = tools.run(tools.promtool(), "check", "config", tmp_path / "prometheus.yml")
 
         assert done.returncode == 0, done.stdout
+
+    def test_a_node_of_a_cluster_is_scraped_by_ones_own_prometheus(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    ) -> None:
+        """Its network is the host's, so what is printed is what to add, and not an error that says to type the same."""
+        describe(folder, "docker")
+        (folder / ".env").write_text((folder / ".env").read_text() + "CLUSTER=head\n")
+        monkeypatch.setattr(DockerLab, "is_running", lambda _lab: True)
+
+        assert main(["monitoring"]) == 0
+        said = capsys.readouterr().out
+
+        assert "this lab is a node of a cluster" in said
+        port = projects.reopen(folder).values["PORT"]
+        assert f'targets: ["127.0.0.1:{port}"]' in said
 
     def test_down_has_nothing_to_stop(self, folder: Path, capsys: pytest.CaptureFixture) -> None:
         """It reports it, and is done."""

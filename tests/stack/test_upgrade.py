@@ -23,6 +23,7 @@ from clients import Server
 from clones import REPOSITORY, Clone, clone, free_port, furnish, without_docker
 from packages_built import built
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import source
 
 pytestmark = pytest.mark.slow
@@ -385,6 +386,25 @@ class TestSource:
         assert "added" in str(caught.value)
         assert (user / "added").read_text() == "mine\n"
         assert (user / "program.py").read_text() == "1\n"
+
+    @pytest.mark.parametrize("meanwhile", ["", '{"cells": ["mine"]}'], ids=["", "saved meanwhile"])
+    def test_a_move_that_stops_in_the_middle_is_undone(self, pair: tuple[Path, Path], meanwhile: str) -> None:
+        """As on a full disk: git has written some files of the other version by then, and its commit is not there."""
+        user, first = pair[1], source.head(pair[1])
+        save = f"printf '{meanwhile}' >notebooks/n.ipynb" if meanwhile else ":"
+        stop = f"read line; if [ $line = 2 ]; then {save}; exit 1; fi; echo $line"
+        (user / ".git/info/attributes").write_text("program.py filter=stop\n")
+        for name, value in (("smudge", stop), ("clean", "cat"), ("required", "true")):
+            git(user, "config", f"filter.stop.{name}", value)
+        target, _ = source.fetched(user)
+
+        with pytest.raises(RocmlabError, match="could not check out"):
+            source.move(user, target)
+
+        assert source.head(user) == first
+        assert source.changed(user) == (["notebooks/n.ipynb"] if meanwhile else [])
+        assert (user / "notebooks/n.ipynb").read_text() == (meanwhile or "old\n")
+        assert not (user / "added").exists()
 
     def test_commits_of_ones_own_are_not_dropped(self, pair: tuple[Path, Path]) -> None:
         """A branch that has gone on by itself is rejected; a way back leaves the branch where it is."""

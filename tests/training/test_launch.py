@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import listeners
 import pytest
@@ -317,6 +318,18 @@ def test_time_limit_ends_every_rank(script, tmp_path, monkeypatch):
     while any(map(is_running, pids)) and time.monotonic() < end:
         time.sleep(0.02)
     assert not any(map(is_running, pids))
+
+
+@pytest.mark.usefixtures("torch")
+def test_a_training_has_no_limit_that_nobody_chose(script, monkeypatch):
+    """One that has run for an hour is not ended: without `time_limit_seconds` it takes as long as it needs."""
+    program = script("time.sleep(0.2)\n")
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: time.monotonic() - 3600))  # when it began
+
+    launch.run(program, processes=2)
+
+    with pytest.raises(RocmlabError, match="did not finish within 600 seconds"):
+        launch.run(program, processes=2, time_limit_seconds=600)
 
 
 @pytest.mark.usefixtures("torch")

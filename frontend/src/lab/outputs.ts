@@ -161,7 +161,9 @@ export class Follower {
     const settings = kernel.serverSettings;
     const own = [...this.held.keys()].slice(0, MAX_REQUESTS).join(',');
     const url = URLExt.join(settings.baseUrl, 'rocmlab/api/outputs', encodeURIComponent(kernel.id));
-    const address = `${url}?session=${encodeURIComponent(kernel.clientId)}&requests=${own}${query}`;
+    const notebook = encodeURIComponent(this.panel.sessionContext.session?.id ?? '');
+    const page = `session=${encodeURIComponent(kernel.clientId)}&notebook=${notebook}`;
+    const address = `${url}?${page}&requests=${own}${query}`;
     const response = await ServerConnection.makeRequest(address, { cache: 'no-store' }, settings);
     if (!response.ok) {
       throw new ServerConnection.ResponseError(response);

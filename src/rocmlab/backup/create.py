@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rocmlab import __version__
-from rocmlab.backup import databases, model, parts
-from rocmlab.backup.model import FILE, FORMAT, LINK, MANIFEST, PARTIAL, PREFIX, SUMS, Entry, Task
+from rocmlab.backup import choice, databases, model, parts
+from rocmlab.backup.model import FILE, FORMAT, LINK, MANIFEST, PARTIAL, PREFIX, SUMS, Entry, Task, named
 from rocmlab.backup.parts import Part
 from rocmlab.backup.selection import Found, Selection, backups, select
 from rocmlab.backup.working import Progress, interruptible, locked, say_some
@@ -79,6 +78,7 @@ def _create(task: Task, folder: Path, say: Say) -> int:
         ) from err
     finally:
         maker.own()
+    maker.tell(selection)
     where = f"{task.shown}/{final}"
     held = f"{len(maker.entries)} entries, {amount(maker.total)}, verified"
     if selection.unreadable:
@@ -105,12 +105,7 @@ def _folder(backups_folder: Path, task: Task) -> Path:
         if path.name.endswith(PARTIAL) and _is_of(path, task):
             return path
     stamp = homes.stamp()
-    name = f"{PREFIX}{stamp}"
-    number = 1
-    while (backups_folder / name).exists() or (backups_folder / f"{name}{PARTIAL}").exists():
-        number += 1
-        name = f"{PREFIX}{stamp}-{number}"
-    path = backups_folder / f"{name}{PARTIAL}"
+    path = backups_folder / (_unused(backups_folder, stamp, "", PARTIAL) + PARTIAL)
     header = {"format": FORMAT, "rocmlab": __version__, "created": stamp, "project": task.project, "all": task.is_all}
     try:
         path.mkdir(mode=0o700)
@@ -122,11 +117,18 @@ def _folder(backups_folder: Path, task: Task) -> Path:
     return path
 
 
+def _unused(folder: Path, stamp: str, *ends: str) -> str:
+    """Return a name for a backup of this time that no other one has, with any of these ends."""
+    name, number = f"{PREFIX}{stamp}", 1
+    while any(os.path.lexists(folder / f"{name}{end}") for end in ends):
+        number += 1
+        name = f"{PREFIX}{stamp}-{number}"
+    return name
+
+
 def _is_of(path: Path, task: Task) -> bool:
     """Return whether an incomplete backup is one of this lab, and of this user: another one could plant a folder."""
-    status = path.lstat()
-    owners = {os.geteuid(), task.owner[0]} if task.owner else {os.geteuid()}
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners or status.st_mode & 0o022:
+    if choice.doubt(path, {os.geteuid(), *(task.owner or ())[:1]}):
         return False
     try:
         header = model.read(path).header
@@ -237,11 +239,20 @@ class _Maker:
         return entry
 
     def _file(self, found: Found, entry: Entry, part: Part) -> Entry:
-        if databases.is_in_use(found.source) and databases.copy(found.source, self.scratch):
-            self.covered |= {found.path + end for end in databases.SIBLINGS}
+        is_locked = False
+        if databases.is_in_use(found.source):
             try:
-                made, _ = self._read(str(self.scratch), entry, part)
-                return dataclasses.replace(made, mtime_ns=entry.mtime_ns, ctime_ns=entry.ctime_ns, inode=entry.inode)
+                is_copied, is_locked = databases.copy(found.source, self.scratch)
+                if is_copied:
+                    self.covered |= {found.path + end for end in databases.SIBLINGS}
+                    made, _ = self._read(str(self.scratch), entry, part)
+                    return dataclasses.replace(
+                        made,
+                        mtime_ns=entry.mtime_ns,
+                        ctime_ns=entry.ctime_ns,
+                        inode=entry.inode,
+                        was_changing=is_locked,
+                    )
             finally:
                 databases.remove(self.scratch)
         attempts = ATTEMPTS if found.size < LARGE_BYTES else 2
@@ -250,7 +261,7 @@ class _Maker:
             part.take_back(entry.offset)
             made, is_whole = self._read(found.source, entry, part)
             if is_whole:
-                return made
+                return dataclasses.replace(made, was_changing=is_locked)
         return dataclasses.replace(made, was_changing=True)
 
     def _read(self, source: str, entry: Entry, part: Part) -> tuple[Entry, bool]:
@@ -314,7 +325,10 @@ class _Maker:
             raise
 
     def finish(self, selection: Selection) -> str:
-        """Note what is omitted and what has been removed since, write the checksums, and give the backup its name."""
+        """Note what is omitted and what has been removed since, write the checksums, and give the backup its name.
+
+        That is the present time, by which the newest one is found: an interrupted backup may be completed days later.
+        """
         there = {found.path for found in selection.found} - self.covered
         removed = [path for path in self.entries if path not in there]
         self._note(*({"removed": path} for path in removed), *({"omitted": each} for each in selection.omitted))
@@ -331,18 +345,16 @@ class _Maker:
             file.write("".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode())
             file.flush()
             os.fsync(file.fileno())
-        self._tell(selection)
-        final = self.folder.with_name(self.folder.name.removesuffix(PARTIAL))
+        final = self.folder.with_name(_unused(self.folder.parent, homes.stamp(), ""))
         os.rename(self.folder, final)
         self.folder = final
         return final.name
 
-    def _tell(self, selection: Selection) -> None:
-        _list(
-            self.say,
-            [f"  omitted {each['path']} ({each['why']}; {amount(each['bytes'])})" for each in selection.omitted],
-        )
-        changing = [entry.path for entry in self.entries.values() if entry.was_changing]
+    def tell(self, selection: Selection) -> None:
+        """Print what is omitted, and what was changing."""
+        omitted = [(named(each["path"]), each["why"], amount(each["bytes"])) for each in selection.omitted]
+        _list(self.say, [f"  omitted {path} ({why}; {size})" for path, why, size in omitted])
+        changing = [named(entry.path) for entry in self.entries.values() if entry.was_changing]
         _list(self.say, [f"  changed during backup: {path} (its content of one instant is saved)" for path in changing])
 
     def own(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -12,7 +13,14 @@ from urllib.parse import quote
 MAGIC = b"SQLite format 3\0"
 SIBLINGS = ("-wal", "-journal", "-shm")
 ATTEMPTS = 5
-TIMEOUT_SECONDS = 5.0
+TIMEOUT_SECONDS = 5.0  # to wait while another program keeps a database locked
+LOOK_SECONDS = 0.02  # between two looks whether it still is
+STEP_PAGES = 1000  # copied without answering a signal
+BUSY = (5, 6)  # SQLITE_BUSY and SQLITE_LOCKED, which `sqlite3` names from Python 3.11 on
+
+
+class _Locked(Exception):
+    """Another program has kept a database locked for all the time."""
 
 
 def is_in_use(source: str) -> bool:
@@ -26,9 +34,18 @@ def is_in_use(source: str) -> bool:
         return False
 
 
-def copy(source: str, scratch: Path) -> bool:
-    """Write a consistent copy of a database to `scratch`; return whether that was possible."""
-    return _by_sqlite(f"file:{quote(source)}?mode=ro", scratch) or _by_files(source, scratch)
+def copy(source: str, scratch: Path) -> tuple[bool, bool]:
+    """Write a consistent copy of a database to `scratch`.
+
+    Returns:
+        Whether that was possible; and whether another program kept it locked: what that one writes is not in the copy.
+    """
+    try:
+        if _by_sqlite(f"file:{quote(os.fsencode(source))}?mode=ro", scratch):
+            return True, False
+    except _Locked:
+        return _by_files(source, scratch), True
+    return _by_files(source, scratch), False
 
 
 def _by_sqlite(address: str, scratch: Path) -> bool:
@@ -36,14 +53,37 @@ def _by_sqlite(address: str, scratch: Path) -> bool:
     scratch.touch(mode=0o600)
     try:
         with (
-            closing(sqlite3.connect(address, uri=True, timeout=TIMEOUT_SECONDS)) as database,
+            closing(sqlite3.connect(address, uri=True, timeout=0)) as database,
             closing(sqlite3.connect(scratch)) as made,
         ):
-            database.backup(made)
+            _begin(database)
+            database.backup(made, pages=STEP_PAGES, progress=_step)
             made.execute("PRAGMA journal_mode=DELETE")
     except sqlite3.Error:
         return False
     return True
+
+
+def _begin(database: sqlite3.Connection) -> None:
+    """Begin to read, so that every step copies the same version; raise _Locked if that is not possible in time."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    database.execute("BEGIN")
+    while True:
+        try:
+            database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return
+        except sqlite3.OperationalError as err:
+            if "locked" not in str(err):
+                raise
+            if time.monotonic() > deadline:
+                raise _Locked from err
+        time.sleep(LOOK_SECONDS)  # here and not in SQLite, which would answer no signal
+
+
+def _step(status: int, left: int, total: int) -> None:
+    """Run between two steps, where Python answers signals; `Connection.backup` itself would wait for ever."""
+    if status in BUSY:
+        raise _Locked
 
 
 def _by_files(source: str, scratch: Path) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import safe
 from rocmlab.base.errors import RocmlabError
 
 FORMAT = 1
@@ -19,12 +20,18 @@ PARTIAL = ".partial"  # how the name of an incomplete backup ends
 PREFIX = "rocmlab-"
 SETTINGS = ("settings/.env", "settings/.rocmlab/written.json")
 FILE, FOLDER, LINK = "file", "folder", "link"
+MAX_SHOWN = 300  # characters of a name that is shown with escapes
 DRAFT = ".rocmlab-restore-"  # how the name of a file begins while it is restored; then hexadecimal digits
 
 
 def is_draft(name: str) -> bool:
     """Return whether a file's name is that of a draft of a restore."""
     return re.fullmatch(re.escape(DRAFT) + r"[0-9a-f]+", name) is not None
+
+
+def named(path: str) -> str:
+    """Return a path as a line shows it: in quotes, with escapes, if a terminal would obey it or cannot show it."""
+    return path if path.isprintable() else safe.shown(path, MAX_SHOWN)
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,15 @@ def read(folder: Path, *, shown: str = "") -> Manifest:
     return manifest
 
 
+def header(folder: Path) -> dict[str, Any]:
+    """Read the first line of a backup's manifest alone; an error if it is damaged."""
+    try:
+        with (folder / MANIFEST).open("rb") as file:
+            return dict(json.loads(file.readline()))
+    except (OSError, ValueError, TypeError) as err:
+        raise damaged(f"{named(str(folder))}/{MANIFEST}", f"{type(err).__name__}: {err}") from err
+
+
 def _take(manifest: Manifest, line: dict[str, Any]) -> None:
     if "entry" in line:
         entry = Entry(**line["entry"])
@@ -141,7 +157,8 @@ def _check_types(entry: Entry) -> None:
 
 def damaged(what: str, why: str, *files: str) -> RocmlabError:
     """Return the error of a damaged backup."""
-    listed = f"; affected: {', '.join(files[:5])}" + (f" and {len(files) - 5} more" if len(files) > 5 else "")
+    more = f" and {len(files) - 5} more" if len(files) > 5 else ""
+    listed = f"; affected: {', '.join(map(named, files[:5]))}{more}"
     return RocmlabError(
         f"the backup is damaged: {what}",
         why + (listed if files else ""),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from rocmlab.backup import databases, model, parts, verify
-from rocmlab.backup.model import FILE, FOLDER, LINK, Entry, Manifest, Task
+from rocmlab.backup.model import FILE, FOLDER, LINK, Entry, Manifest, Task, named
 from rocmlab.backup.working import Progress, interruptible, say_some
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import amount
@@ -64,7 +64,7 @@ def _restore(task: Task, say: Say) -> int:
         outcome = restorer.run(folder)
     except OSError as err:
         raise RocmlabError(
-            f"{err.filename or 'a folder'} could not be restored",
+            f"{named(str(err.filename or 'a folder'))} could not be restored",
             f"{err.strerror or err}; what was restored so far is complete, and nothing was overwritten",
             f"fix this, then run it again, which skips what is there: make restore FROM={task.shown}",
             exit_code=1,
@@ -76,7 +76,7 @@ def _restore(task: Task, say: Say) -> int:
 def _tell(outcome: Outcome, say: Say) -> None:
     say_some(say, [f"  kept {line}" for line in outcome.aside], MAX_LISTED)
     for entry in outcome.links[:MAX_LISTED]:
-        say(f"  not restored, because it points outside the lab: {entry.path} -> {entry.target}")
+        say(f"  not restored, because it points outside the lab: {named(entry.path)} -> {named(entry.target)}")
     say(
         f"restored {outcome.files} files ({amount(outcome.size)}); {outcome.unchanged} were there already; "
         f"{len(outcome.aside)} different ones were kept under a new name"
@@ -251,7 +251,7 @@ class _Restorer:
         while _status(parent, kept := f"{name}.before-restore-{self.stamp}" + f"-{number}" * (number > 1)) is not None:
             number += 1
         os.rename(name, kept, src_dir_fd=parent, dst_dir_fd=parent)
-        self.outcome.aside.append(f"{path} as {kept}")
+        self.outcome.aside.append(f"{named(path)} as {named(kept)}")
 
     def _own(self, parent: int, name: str) -> None:
         if self.task.owner is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rocmlab.backup.model import FILE, FOLDER, LINK, MANIFEST, PREFIX, SETTINGS, Task, is_draft
+from rocmlab.backup.model import FILE, FOLDER, LINK, MANIFEST, PREFIX, SETTINGS, Task, is_draft, named
 from rocmlab.packages import overlays
 
 LOCKS = "share/leases"
@@ -56,7 +56,7 @@ class Selection:
 
     def fail(self, path: str, err: OSError) -> None:
         """Note that something could not be read, which makes the backup incomplete."""
-        self.unreadable.append(f"{path}: {err.strerror or err}")
+        self.unreadable.append(f"{named(path)}: {err.strerror or err}")
         self.omit(path, f"could not be read: {err.strerror or err}")
 
 

@@ -10,31 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rocmlab.backup import model, parts
-from rocmlab.backup.model import FILE, FOLDER, LINK, MANIFEST, PARTIAL, SUMS, Entry, Manifest
-from rocmlab.backup.selection import backups
+from rocmlab.backup.model import FILE, FOLDER, LINK, MANIFEST, SUMS, Entry, Manifest
 from rocmlab.base.errors import RocmlabError
 
 LINE = re.compile(r"([0-9a-f]{64})  (files-\d{4,}\.tar|manifest\.jsonl)")
 LAB = ("/home/jovyan/share", "/home/jovyan/work")  # where share and notebooks are inside a container
 KINDS = {tarfile.REGTYPE: FILE, tarfile.AREGTYPE: FILE, tarfile.DIRTYPE: FOLDER, tarfile.SYMTYPE: LINK}
 MAX_MODE = 0o3777  # a set-user-ID bit is never restored
-
-
-def find(given: Path) -> Path:
-    """Return the complete backup that a path means, itself or the newest one in it; an error if there is none."""
-    if (given / SUMS).is_file():
-        return given
-    found = list(backups(given)) if given.is_dir() else []
-    complete = next((path for path in found if (path / SUMS).is_file() and not path.name.endswith(PARTIAL)), None)
-    if complete is not None and not (given / MANIFEST).is_file():
-        return complete
-    if found or (given / MANIFEST).is_file():
-        raise RocmlabError(
-            f"{given} has no complete backup",
-            f"{(found[0] if found else given).name} was interrupted before its end",
-            f"complete it: make backup TO={given.parent if (given / MANIFEST).is_file() else given}",
-        )
-    raise RocmlabError(f"{given} is not a backup", f"{SUMS} is missing in it", "make restore FROM=/path/to/folder")
 
 
 def verify(folder: Path, shown: str) -> Manifest:

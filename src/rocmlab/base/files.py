@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -30,7 +31,7 @@ def write_pieces(path: Path, pieces: Iterable[str], mode: int | None = None) -> 
 
 
 @contextmanager
-def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
+def replacing(path: Path, mode: int | None = None, *, is_durable: bool = False) -> Iterator[BinaryIO]:
     """Provide a file that replaces `path` at the end, so that a reader sees the old content or the new.
 
     An error changes nothing.
@@ -38,6 +39,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
     Args:
         path: of the file; a link there is replaced, not followed.
         mode: of the file, whatever the umask; None: as private as its folder, see `private.create`.
+        is_durable: also after a power cut `path` is the old file or the new one; without it, it may be an empty one.
     """
     draft = draft_path(path)
 
@@ -49,10 +51,27 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
             yield file
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(draft, path)
+        if is_durable:
+            sync_folder(path.parent)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names of the files in a folder, where its file system can be asked for that."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as err:
+        if err.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def is_locked(path: Path) -> bool:

@@ -7,8 +7,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rocmlab.backup import places, restore, verify
-from rocmlab.backup.model import Task
+from rocmlab.backup import choice, places, restore
+from rocmlab.backup.model import Task, named
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli.main import command_parser
 from rocmlab.cli.stopping import flag
@@ -64,7 +64,7 @@ def _backup(to: str, *, is_all: bool) -> int:
     task = Task(
         "create",
         backup=str(folder),
-        shown=str(folder),
+        shown=named(str(folder)),
         roots={},
         project=str(project.settings.project),
         is_all=is_all,
@@ -90,14 +90,15 @@ def _restore(given: str, *, is_forced: bool) -> int:
             "the backup to restore is missing", "FROM= is empty", "make restore FROM=/path/to/the/backups"
         )
     project = projects.reopen(projects.find())
-    folder = verify.find(Path(given).expanduser().resolve())
+    folder = choice.find(Path(given).expanduser().resolve(), str(project.settings.project), say)
+    shown = named(str(folder))
     if not is_forced:
         _check_nothing_runs(project, given)
-    task = Task("restore", backup=str(folder), shown=str(folder), roots={}, project=str(project.settings.project))
+    task = Task("restore", backup=str(folder), shown=shown, roots={}, project=str(project.settings.project))
     with projects.locked(project, say):
         code = places.run(project, task, say)
         if code == 0:
-            places.restore_settings(project, restore.settings_of(folder, str(folder)), say)
+            places.restore_settings(project, restore.settings_of(folder, shown), say)
             say("make up starts the lab with what was restored")
     return code
 

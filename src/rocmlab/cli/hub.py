@@ -90,6 +90,7 @@ def _up(consent: stopping.Consent) -> int:
         environment.prepare(up.say)
         found = hub.configure(project, runtime, environment.proxy_command())
         is_new = hub.start(found, environment.interpreter, up.say)
+        environment.remove_others()
     up.say("JupyterHub is ready" if is_new else "JupyterHub is running")
     print(f"\n  {service.local_url(found)}\n")
     print(f"  labs      {runtime}, backend {found.backend}{' (SIMULATED)' * (found.root != '/')}")

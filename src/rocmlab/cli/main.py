@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import re
 import sys
@@ -92,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import logging
 
         logging.basicConfig(level=logging.DEBUG, format="%(message)s")  # warnings are also printed without it
+    _escape_what_a_terminal_cannot_show()
     try:
         _check_make_variables(os.environ)
         _enter_project(command, given[1:])
@@ -142,6 +144,13 @@ def _unknown_command(command: str) -> int:
     )
     print(f"error: {problem}", file=sys.stderr)
     return problem.exit_code
+
+
+def _escape_what_a_terminal_cannot_show() -> None:
+    """Have no name, and no "…" of ours, end a command where the locale is not UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _check_make_variables(environment: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     """Start or stop the monitoring of the lab that the last `make up` left."""
     chosen = build_parser(command).parse_args(arguments)
     project = projects.reopen(projects.find())
-    if project.choice.runtime != "docker":
+    if project.choice.runtime != "docker" or (project.settings.is_in_cluster and chosen.what == "up"):
         return _explain(project, chosen.what)
     with projects.locked(project, say):
         found = monitoring.Monitoring(project)
@@ -60,10 +60,12 @@ def _explain(project: Project, what: str) -> int:
         return 0
     if not project.lab.is_running():
         raise RocmlabError("the lab is not running", "its metrics come from itself", "make up")
-    say(
-        f"this lab's runtime is {runtime}; the containers of the monitoring need Docker.\n"
-        "To scrape this lab with your own Prometheus, add this to its configuration:\n"
-    )
+    why = f"this lab's runtime is {runtime}; the containers of the monitoring need Docker"
+    if runtime == "docker":
+        why = (
+            "this lab is a node of a cluster: on the host's own network, which the monitoring's containers do not reach"
+        )
+    say(f"{why}.\nTo scrape this lab with your own Prometheus, add this to its configuration:\n")
     print(monitoring.scrape_configuration(project))
     say("Grafana's dashboard: docker/monitoring/grafana/dashboards/rocmlab.json; more in docs/monitoring.md")
     return 0

@@ -51,10 +51,11 @@ def _from_the_host(name: str, arguments: Sequence[str]) -> int:
     from rocmlab.stack import project as projects
     from rocmlab.stack.container import ContainerLab
 
-    arguments = [*arguments, *_from_make(os.environ)]
+    arguments = [*arguments, *words_from_make(os.environ)]
     parser = build_parser(name)
     args = parser.parse_intermixed_args(arguments)  # wrong arguments are reported before anything is built
     check(args)
+    arguments += engine_of(args, os.environ)
     arguments = _absolute(arguments, args.notebooks, Path.cwd(), projects.find())
     args = parser.parse_intermixed_args(arguments)
     if (code := run_ahead.check(args)) is not None:
@@ -121,17 +122,22 @@ def _absolute(arguments: Sequence[str], notebooks: Sequence[str], here: Path, pr
     return [str(here / word) if word in files and (here / word).is_file() else word for word in arguments]
 
 
-def _from_make(environment: Mapping[str, str]) -> list[str]:
-    """Return what `make run-notebooks NOTEBOOKS=… PARAMS=… ENGINE=… RUN=…` means, with quotes as in a shell."""
+def words_from_make(environment: Mapping[str, str]) -> list[str]:
+    """Return what `make run-notebooks NOTEBOOKS=… PARAMS=… RUN=…` means, with quotes as in a shell."""
     try:
         notebooks, pairs, more = (shlex.split(environment.get(name, "")) for name in ("NOTEBOOKS", "PARAMS", "RUN"))
     except ValueError as err:
         raise RocmlabError(
             "NOTEBOOKS, PARAMS or RUN cannot be read", f"{err}", "close the quotes: PARAMS='title=\"a b\"'"
         ) from err
+    return [*notebooks, *(word for pair in pairs for word in ("-p", pair)), *more]
+
+
+def engine_of(args: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
+    """Return the environment's engine as an option, where neither a word nor an earlier run has chosen one."""
     engine = environment.get("ENGINE") or environment.get("ROCMLAB_ENGINE")
-    chosen = ["--engine", engine] if engine and not any(word.split("=")[0] == "--engine" for word in more) else []
-    return [*notebooks, *(word for pair in pairs for word in ("-p", pair)), *chosen, *more]
+    has_none = not engine or args.engine or args.list or args.resume or args.reproduce
+    return [] if has_none else ["--engine", str(engine)]
 
 
 def _inside(project: Project, word: str) -> str:

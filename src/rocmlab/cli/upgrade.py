@@ -82,7 +82,8 @@ def _upgrade(consent: stopping.Consent, given: Sequence[str]) -> int:
         raise RocmlabError(
             f"the upgrade did not succeed, and {attempt.outcome('the previous version')}",
             str(err) or "it was interrupted",
-            "the messages above explain it; nothing was lost, and `make upgrade` may be repeated",
+            "the messages above explain it"
+            + ("" if attempt.problems else "; nothing was lost, and `make upgrade` may be repeated"),
             exit_code=1,
         ) from err
     _after(project, before)
@@ -178,6 +179,7 @@ class Attempt:
         if self.marker.exists():
             self._try("the lab could not be stopped", lambda: lab.stop(lambda _: None))
         self._try("the checkout stays where it is", self._move_back)
+        self._try("the checkout is not as it was", self._check_files)
         for path, text in self.texts.items():
             self._try(f"{path.name} stays as it is", lambda path=path, text=text: _write_back(path, text))  # type: ignore[misc]
         if isinstance(lab, ContainerLab):
@@ -199,6 +201,11 @@ class Attempt:
             return
         _name(source.move(self.folder, self.commit))  # what was changed since is named as well
         source.put_back(self.saved)
+
+    def _check_files(self) -> None:
+        """Raise RocmlabError where a move has stopped in the middle, and its files could not be put back."""
+        if self.has_moved and self.commit and source.head(self.folder) == self.commit:
+            source.check_clean(self.folder)
 
     def _remove_unused(self) -> None:
         _, previous = versions.read(self.project.settings)

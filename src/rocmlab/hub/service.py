@@ -21,10 +21,11 @@ import rocmlab
 from rocmlab.base import addresses, host_limits, identity, lease_folder, live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.identity import Process
-from rocmlab.hub import configuration
+from rocmlab.hub import configuration, inputs
 from rocmlab.hub.authenticators import SETUP
 from rocmlab.hub.cgroups import Cgroups
 from rocmlab.hub.configuration import UP, Configuration
+from rocmlab.hub.uids import Uids
 from rocmlab.stack import envfile, process, resolve, tls
 from rocmlab.stack import live as live_files
 from rocmlab.stack.daemon import Daemon, last_lines
@@ -52,8 +53,9 @@ class HubProcess(Daemon):
 class Hub:
     """The hub of a project."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Use a project's settings; nothing is decided or started yet."""
+    def __init__(self, settings: Settings, package: Path = inputs.PACKAGE) -> None:
+        """Use a project's settings, and rocmlab's own code, which the hub runs; nothing is decided or started yet."""
+        self.package = package
         self.settings = replace(settings, guest="hub")  # files of its own, also for the certificate
         self.state = self.settings.state.resolve()
         self.log = self.state / "hub.log"
@@ -112,7 +114,9 @@ class Hub:
         root = str(project.root)
         limits = configuration.limits(settings, pids if runtime == "docker" else 0)
         name = f"{resolve.project_name(settings.project)}-hub"
-        if runtime == "native" and limits.need_cgroup:
+        if runtime == "docker":
+            Uids.of_hub(self.state, access).check()
+        elif limits.need_cgroup:
             Cgroups(name).prepare()
         return Configuration(
             project=str(settings.project.resolve()),
@@ -146,7 +150,7 @@ class Hub:
         return self.is_running() or bool(self._left_proxy()) or addresses.refusal(LOOPBACK, port) is None
 
     def start(self, found: Configuration, interpreter: Path, say: Say, extra: Mapping[str, str] | None = None) -> bool:
-        """Start the hub unless it runs as configured, wait until it answers, and return whether it was started.
+        """Start the hub unless it runs from what it would read now, wait until it answers, and return whether it did.
 
         Args:
             found: what it is told.
@@ -158,7 +162,9 @@ class Hub:
             RocmlabError: it does not start.
         """
         live_files.write(self.settings)
-        if self.is_running() and self.known() == found and self.answers(found):
+        given = {"inputs": inputs.fingerprint(found, interpreter, self.package)}
+        is_same = self.known() == found and self.process.recorded().get("configuration") == given
+        if self.is_running() and is_same and self.answers(found):
             return False
         if self.is_running():
             say("restarting the hub; labs run on")
@@ -177,7 +183,7 @@ class Hub:
         }
         env |= {"PYTHONUNBUFFERED": "1"} | ({"ROCMLAB_ROOT": found.root} if found.root != "/" else {})
         command = [str(interpreter), "-P", "-m", "jupyterhub", "--config", str(CONFIG)]
-        child = self.process.launch(command, env, {}, log=self.log, cwd=self.state)
+        child = self.process.launch(command, env, given, log=self.log, cwd=self.state)
         deadline = time.monotonic() + START_SECONDS
         while child.poll() is None and time.monotonic() < deadline:
             if self.answers(found):

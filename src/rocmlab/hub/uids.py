@@ -10,8 +10,11 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from rocmlab.stack import envfile
+from rocmlab.base.errors import RocmlabError
+from rocmlab.hub import kept
+from rocmlab.hub.configuration import Access
 
+FILE = "uids.json"
 FIRST = 70_000  # above what distributions give to accounts and services, below what they give to rootless engines
 SUBORDINATE = Path("/etc/subuid")  # who is named there can become these uids
 DEFINITIONS = Path("/etc/login.defs")
@@ -40,23 +43,58 @@ class Uids:
         self._has_accounts = has_accounts
         self._subordinate = subordinate
 
+    @classmethod
+    def of_hub(cls, state: Path, access: Access) -> Uids:
+        """Return those in a hub's folder, whose users log in so."""
+        return cls(state / FILE, has_accounts=access.authenticator == "pam")
+
     def known(self, name: str) -> int | None:
-        """Return the id of a user: that of the account of this name, else the hub's own; None before there is one."""
+        """Return the id of a user: that of the account of this name, else the hub's own; None before there is one.
+
+        Raises:
+            RocmlabError: the file is damaged.
+        """
         if self._has_accounts:
             with suppress(KeyError):
                 if uid := pwd.getpwnam(name).pw_uid:
                     return uid
-        found: int | None = envfile.read_json(self._path).get(name)
-        return found
+        return self._read().get(name)
 
     def of(self, name: str) -> int:
-        """Return the id of a user, which is made where there is none."""
+        """Return the id of a user, which is made where there is none.
+
+        Raises:
+            RocmlabError: the file is damaged, or cannot be written.
+        """
         if (uid := self.known(name)) is not None:
             return uid
-        known: dict[str, int] = envfile.read_json(self._path)
+        known = self._read()
         known[name] = self._unused(set(known.values()))
-        envfile.write(self._path, json.dumps(known, indent=1) + "\n")
+        kept.write(self._path, json.dumps(known, indent=1) + "\n")
         return known[name]
+
+    def check(self) -> None:
+        """Raise RocmlabError if the file is damaged."""
+        self._read()
+
+    def _read(self) -> dict[str, int]:
+        """Return the hub's own ids by name; none where there is no file, which is not the same as an empty one."""
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as err:
+            raise self._damaged(str(err)) from err
+        if not isinstance(found, dict) or not all(type(uid) is int for uid in found.values()):
+            raise self._damaged("it has something else than a number for each name")
+        return found
+
+    def _damaged(self, why: str) -> RocmlabError:
+        return RocmlabError(
+            f"{self._path} is damaged, which has the uids of the hub's users",
+            f"{why}; if it began again, it would give a user another one's uid: files in common/, quota and leases",
+            f"write it again as docs/hub.md shows; if no volumes of users are there yet: rm {self._path}",
+        )
 
     def _unused(self, known: Collection[int]) -> int:
         """Return an id that is no one's, and that no account of this host can take on."""

@@ -207,19 +207,21 @@ class ContainerLab(ImageLab):
         """Return how often the engine has restarted the container, as it does if start.sh fails; None: unknown."""
         try:
             container = self.known_container(running_only=False)
-            return self.query("inspect", "--format", "{{.RestartCount}}", container).strip() if container else ""
+            return self._restarts_of(container) if container else ""
         except EngineSilent:
             return None
 
     def _lives(self, restarts: str | None) -> bool:
         """Return whether the container runs and was not restarted; True where the engine does not answer."""
         try:
-            if self.known_container() is None:
+            if (container := self.known_container()) is None:
                 return False
+            return restarts in (None, self._restarts_of(container))
         except EngineSilent:
             return True
-        now = self._restarts()
-        return None in (restarts, now) or now == restarts
+
+    def _restarts_of(self, container: str) -> str:
+        return self.query("inspect", "--format", "{{.RestartCount}}", container).strip()
 
     def _publishes_port(self) -> bool:
         return container_port.find(self.engine, self.container(), self.port) != container_port.CLOSED

@@ -7,7 +7,9 @@ import shutil
 from datetime import datetime, timezone
 from pathlib import Path
 
+from rocmlab.base import installation
 from rocmlab.base.virtual_environments import copy as copy
+from rocmlab.stack import envfile
 
 FOLDER = ".rocmlab/environments"
 LINK = ".venv"
@@ -48,22 +50,29 @@ def moved(project: Path) -> Path | None:
     return max((path for path in (project / FOLDER).glob(f"*{REAL}")), default=None)
 
 
-def remove(folder: Path) -> None:
-    """Remove an environment; of a link both what it leads to and the link itself."""
+def remove(project: Path, folder: Path) -> None:
+    """Remove an environment of a project; of a link also what it leads to, unless that is another project's."""
     if folder.is_symlink():
-        shutil.rmtree(folder.resolve(), ignore_errors=True)
+        if _is_of(project, folder.resolve()):
+            shutil.rmtree(folder.resolve(), ignore_errors=True)
         folder.unlink()
     elif folder.exists():
         shutil.rmtree(folder)
+
+
+def _is_of(project: Path, folder: Path) -> bool:
+    """Return whether an environment, which may be anywhere, was made for this project."""
+    record = envfile.read_json(folder / installation.WHOLE) or envfile.read_json(folder / installation.PART)
+    return (project / FOLDER).resolve() in folder.parents or record.get("project") == str(project)
 
 
 def put_aside(project: Path, folder: Path, *, is_whole: bool) -> None:
     """Make room where an environment is: a whole one is kept until the new one is finished, any other is removed."""
     aside = project / FOLDER / ASIDE
     if not is_whole:
-        remove(folder)
+        remove(project, folder)
         return
-    remove(aside)
+    remove(project, aside)
     aside.parent.mkdir(parents=True, exist_ok=True)
     if folder.is_symlink():
         aside.symlink_to(folder.resolve())
@@ -72,7 +81,7 @@ def put_aside(project: Path, folder: Path, *, is_whole: bool) -> None:
         try:
             os.rename(folder, aside)
         except OSError:  # another file system
-            remove(folder)
+            remove(project, folder)
 
 
 def bring_back(project: Path, folder: Path, *, only_if_there: bool = False) -> None:
@@ -95,7 +104,7 @@ def remove_all(project: Path) -> bool:
     """Remove `.venv` and all environments next to it; return whether there was one."""
     link = project / LINK
     was_there = os.path.lexists(link) or (project / FOLDER).exists()
-    remove(link)
+    remove(project, link)
     for name in (FOLDER, UV):
         shutil.rmtree(project / name, ignore_errors=True)
     return was_there

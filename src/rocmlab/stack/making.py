@@ -100,7 +100,7 @@ def _make(environment: Environment, say: Say, *, only_lab: bool = False, is_serv
         if is_new:
             environments.bring_back(environment.project, environment.folder)
         raise
-    environments.remove(environment.project / environments.FOLDER / environments.ASIDE)
+    environments.remove(environment.project, environment.project / environments.FOLDER / environments.ASIDE)
 
 
 def _make_room(environment: Environment, say: Say, *, is_serving: bool) -> None:

@@ -41,15 +41,11 @@ class Monitoring:
     """The two services of one project, in its own network, so that they reach the lab by its name."""
 
     def __init__(self, project: Project, environment: Mapping[str, str] | None = None) -> None:
-        """Read the settings; raise RocmlabError if the lab is not Docker's, or is a node of a cluster."""
-        own = "`rocmlab monitoring` without arguments shows how to scrape this lab with your own Prometheus"
+        """Read the settings; raise RocmlabError if the lab is not Docker's."""
         if (runtime := project.choice.runtime) != "docker":
             what = f"the monitoring needs a lab in Docker, and the runtime of this lab is {runtime}"
+            own = "`rocmlab monitoring` without arguments shows how to scrape this lab with your own Prometheus"
             raise RocmlabError(what, "it is an overlay of the Compose project", own)
-        if project.settings.is_in_cluster:
-            what = "the monitoring runs in the network of the Compose project, and this lab is a node of a cluster"
-            why = "such a lab has the host's own network, where the other services do not reach it by its name"
-            raise RocmlabError(what, why, own)
         assert isinstance(project.lab, DockerLab)
         self.lab = project.lab
         environment = os.environ if environment is None else environment

@@ -170,9 +170,9 @@ class NativeLab(Lab):
             live.VARIABLE: str(live.path_of(self.settings)),
             "ROCMLAB_LOG": str(self.log.resolve()),
             "LOG_MAX_SIZE": self.settings.get("LOG_MAX_SIZE"),
-            "KERAS_HOME": str(self.share_folder / "cache/keras"),
-            "HF_HOME": str(self.share_folder / "cache/huggingface"),
         }
+        for name, folder in (("KERAS_HOME", "keras"), ("HF_HOME", "huggingface")):
+            env.setdefault(name, str(self.share_folder / "cache" / folder))
         env |= self.node.environment()
         backend, choice, root = self.values["ROCMLAB_BACKEND"], self.settings.get("GPUS"), Path("/")
         env.pop("ROCMLAB_ROOT", None)

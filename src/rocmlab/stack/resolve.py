@@ -14,6 +14,7 @@ from pathlib import Path
 from rocmlab.base import extras, hosts, lease_folder
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, nodes
+from rocmlab.packages import requested
 from rocmlab.stack import cluster, gpus, image_kind, lab, live, tls
 from rocmlab.stack.choice import CONTAINERS, Choice
 from rocmlab.stack.image_kind import ImageKind
@@ -23,6 +24,7 @@ INSTINCT = re.compile(r"gfx9(06|08|0a|42|50)")
 PIDS, PIDS_PER_CPU = 4096, 256  # a kernel with both pools of TensorFlow, OpenBLAS and a loader: about 10 per CPU
 OURS = (".venv", ".git", ".rocmlab/home", ".rocmlab/environments")  # made and removed by programs
 LAB_UID = 1000  # jovyan, as in docker-stacks
+ADDRESSES = ("TORCH_INDEX", "TENSORFLOW_INDEX", "JAX_PACKAGES")
 VIDEO_GIDS = ("44", "39")  # what Debian and Fedora call video; only used to fill a place in group_add
 
 
@@ -48,6 +50,7 @@ def resolve(
     if "/" in values["SHARE"] or choice.runtime not in CONTAINERS:
         _check_folder(settings, "SHARE", values["SHARE"])
     _check_folder(settings, "NOTEBOOKS_DIR", settings.get("NOTEBOOKS_DIR"))
+    _check_addresses(settings)
     values |= {name: path for name, path in pip_environment(settings, os.environ).items() if path}
     if packages := settings.get("JAX_PACKAGES"):
         values["JAX_PACKAGES"] = packages
@@ -137,6 +140,19 @@ def _check_folder(settings: Settings, name: str, value: str) -> None:
             f"{taken[0]} of this project is made, changed and removed by programs",
             f"make up {name}=/another/folder; or, for the default: make up {name}=",
         )
+
+
+def _check_addresses(settings: Settings) -> None:
+    """Raise RocmlabError for an address with credentials: each process that installs has it in its arguments."""
+    for name in ADDRESSES:
+        value = settings.get(name)
+        if "@" in value and requested.without_password(value) != value:
+            raise RocmlabError(
+                f"{name} has credentials in its address",
+                "all users of the host could read them in pip's arguments, and all who get the image in its history",
+                f"make up {name}=… without them; they belong in the pip.conf that PIP_CONFIG names, with {name} empty, "
+                "or natively in ~/.netrc",
+            )
 
 
 def _for_container(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +15,8 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import process
 
 FETCH_TIMEOUT_SECONDS = 120.0
+MOVE_TIMEOUT_SECONDS = 1800.0  # a slow disk must not end git in the middle
+NAMES_AT_ONCE = 500
 NOTEBOOKS = "notebooks/"
 MAX_LINES = 40  # of changes that are shown
 LETTERS = 12  # of a commit
@@ -132,7 +135,8 @@ def changes(project: Path, older: str, newer: str) -> list[str]:
 def move(project: Path, commit: str) -> list[Saved]:
     """Move the checkout to a commit; nothing that git does not track, and no notebook of the user's, is lost.
 
-    Return copies of the notebooks with local changes that the other version has as well; an error moves nothing.
+    Return copies of the notebooks with local changes that the other version has as well. An error moves nothing:
+    what git has written by then is put back, or the error says that this failed.
     """
     code, listed = git(project, "diff", "--name-status", "--no-renames", "-z", "HEAD", commit)
     fields = listed.split("\0")
@@ -149,16 +153,52 @@ def move(project: Path, commit: str) -> list[Saved]:
     try:
         for each in saved:
             git(project, "checkout", "--quiet", "HEAD", "--", str(each.path.relative_to(project)))
-        code, output = git(project, *_way(project), commit)
+        code, output = git(project, *_way(project), commit, timeout_seconds=MOVE_TIMEOUT_SECONDS)
     except BaseException:
         if head(project) == present:
-            put_back(saved)
+            _stay(project, commit, touched, saved)
         raise
     if code:
-        put_back(saved)
+        _stay(project, commit, touched, saved)
         last = output.strip()[-400:]
         raise RocmlabError(f"git could not check out {commit[:LETTERS]}", last, "git status")
     return saved
+
+
+def _stay(project: Path, commit: str, touched: Mapping[str, str], saved: list[Saved]) -> None:
+    """Put back what git has written before it stopped in the middle, as on a full disk, and the user's notebooks.
+
+    Raises:
+        RocmlabError: some files stay as the other version has them.
+    """
+    try:
+        for name, kind in touched.items():
+            if kind == "A":  # nothing was there before
+                (project / name).unlink(missing_ok=True)
+        names = [name for name in changed(project) if name in touched and not _was_saved(project, commit, name)]
+        for first in range(0, len(names), NAMES_AT_ONCE):
+            words = ("checkout", "--quiet", "HEAD", "--", *names[first : first + NAMES_AT_ONCE])
+            literal = {"GIT_LITERAL_PATHSPECS": "1"}
+            code, output = git(project, *words, timeout_seconds=MOVE_TIMEOUT_SECONDS, variables=literal)
+            if code:
+                raise RocmlabError(
+                    "files of the checkout are partly those of another version",
+                    f"git stopped in the middle, and could not put them back: {output.strip()[-400:]}",
+                    "free some space; then git status, and git restore the files that it names",
+                )
+    finally:
+        put_back(saved)
+
+
+def _was_saved(project: Path, commit: str, name: str) -> bool:
+    """Return whether a file is a notebook that its user saved meanwhile: whole, and not what git has written."""
+    if not name.startswith(NOTEBOOKS) or git(project, "diff", "--quiet", commit, "--", name)[0] == 0:
+        return False
+    try:
+        json.loads((project / name).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _way(project: Path) -> tuple[str, ...]:
@@ -198,6 +238,6 @@ def _files(project: Path, sources: Iterable[str]) -> Iterator[Path]:
         if start.is_file():
             yield start
         for path in start.rglob("*") if start.is_dir() else ():
-            is_ignored = IGNORED & set(path.parts) or path.suffix in (".pyc", ".in", ".whl")
+            is_ignored = IGNORED & set(path.relative_to(project).parts) or path.suffix in (".pyc", ".in", ".whl")
             if path.is_file() and not is_ignored:
                 yield path

@@ -6,6 +6,7 @@ not survive a fork. So the workers run a script, one process per device.
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import tempfile
@@ -28,7 +29,7 @@ def run(
     *arguments: str,
     processes: int | None = None,
     gpus: Sequence[int] = (),
-    time_limit_seconds: float = 600,
+    time_limit_seconds: float | None = None,
     collectives: Collectives | None = None,
     restarts: int = 0,
 ) -> None:
@@ -43,7 +44,7 @@ def run(
         arguments: its command-line arguments.
         processes: how many processes on the CPU; GPUs are hidden from them, and they share the cores evenly.
         gpus: the GPUs to use instead, numbered as PyTorch numbers them in this process; all of one kind.
-        time_limit_seconds: after which all of it is ended.
+        time_limit_seconds: after which all of it is ended; None: it may take as long as it needs.
         collectives: how GPUs communicate; None: found first by `collectives.probe`, which remembers it.
         restarts: how often all of them start again after one has failed; TORCHELASTIC_RESTART_COUNT counts for them.
 
@@ -65,7 +66,7 @@ def run(
     env[VARIABLE] = collectives.backend if collectives else "nccl" if gpus else "gloo"
     env |= collectives.environment if collectives else {}
     command = [torch.python, str(RANK), str(script), *arguments]
-    deadline = time.monotonic() + time_limit_seconds
+    deadline = math.inf if time_limit_seconds is None else time.monotonic() + time_limit_seconds
     for number in range(restarts + 1):
         with tempfile.TemporaryDirectory(prefix="rocmlab-launch-") as folder:
             found = ranks.run(command, env, count, Path(folder), deadline, (number, restarts))

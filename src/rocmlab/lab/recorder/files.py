@@ -56,17 +56,35 @@ def merge(notebook: dict[str, Any], records: Iterable[Record]) -> list[Record]:
     return found
 
 
-async def paths_of(contents: Any, paths: Sequence[str], records: Sequence[Record]) -> dict[str, str]:  # noqa: ANN401
-    """Return, by request, which of several notebooks of one kernel has its cell, where that is certain."""
+async def paths_of(
+    contents: Any,  # noqa: ANN401
+    paths: Sequence[str],
+    records: Sequence[Record],
+) -> tuple[dict[str, str], dict[str, Exception]]:
+    """Return, by request, which notebook of a kernel has its cell, where that is certain or there is only one notebook.
+
+    The second value is which notebooks could not be read, and why: they may have what no other has.
+    """
+    if len(paths) == 1:
+        return dict.fromkeys((each.request for each in records), paths[0]), {}
+    by_cell = {each.cell: each for each in records}
     having: dict[str, list[tuple[str, bool]]] = defaultdict(list)
+    unread: dict[str, Exception] = {}
     for path in paths:
-        with contextlib.suppress(HTTPError, OSError, ValueError, LookupError):  # deleted, say: the others remain
-            for cell in (await _read(contents, path))[1].get("cells", []):
-                for record in records:
-                    if cell.get("id") == record.cell:
-                        having[record.request].append((path, cell["source"] == record.code))
-    certain = {key: found if len(found) == 1 else [each for each in found if each[1]] for key, found in having.items()}
-    return {key: found[0][0] for key, found in certain.items() if len(found) == 1}
+        try:
+            notebook = (await _read(contents, path))[1]
+            cells = [(cell.get("id"), cell["source"]) for cell in notebook.get("cells", [])]
+        except Exception as err:  # whatever the file has: the others remain
+            unread[path] = err
+            continue
+        for record, source in ((by_cell[key], source) for key, source in cells if key in by_cell):
+            having[record.request].append((path, source == record.code))
+    is_all = all(getattr(err, "status_code", None) == 404 for err in unread.values())  # besides those that are gone
+    certain = {
+        key: found if len(found) == 1 and is_all else [each for each in found if each[1]]
+        for key, found in having.items()
+    }
+    return {key: found[0][0] for key, found in certain.items() if len(found) == 1}, unread
 
 
 async def write(

@@ -83,7 +83,10 @@ class Recorder:
 
 
 class OutputsHandler(APIHandler):
-    """`GET api/outputs/<kernel>?session=…&after=-1`: what cells have printed; waits if there is nothing new."""
+    """`GET api/outputs/<kernel>?session=…&notebook=…&after=-1`: what cells have printed; waits if there is nothing new.
+
+    `session` is that of the page's connection, `notebook` the id of the notebook's session, as `api/sessions` has it.
+    """
 
     auth_resource = "kernels"
     _track_activity = False
@@ -109,7 +112,7 @@ class OutputsHandler(APIHandler):
             nothing = {"number": -1, "cells": [], "file": None, "is_connected": True, "continues": False}
             self.finish({**nothing, **known})
             return
-        tap.note_page(session)
+        tap.note_page(session, self.get_query_argument("notebook", ""))
         end = asyncio.get_running_loop().time() + WAIT_SECONDS
         while 0 <= tap.records.number == after and asyncio.get_running_loop().time() < end and not self._is_closed:
             await asyncio.sleep(PAUSE_SECONDS)

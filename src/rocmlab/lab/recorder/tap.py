@@ -26,7 +26,7 @@ SETTING = "RECORD_OUTPUTS"
 LOOK_SECONDS = 1.0
 WRITE_SECONDS = 2.0  # after a page has gone or a cell has finished, before the file is written
 RUNNING_SECONDS = 10.0  # between two writes while a cell prints
-FAILED_SECONDS = 30.0  # after a write that failed, as on a full disk
+FAILED_SECONDS = 30.0  # after a write that failed, as on a full disk, or had to leave something
 WRITE_SHARE = 20  # and at least 20 times as long as a write takes
 PING_SECONDS = 3.0
 PONG_SECONDS = 10.0  # a page that does not answer for so long is gone
@@ -71,7 +71,7 @@ class Buffer(list):  # type: ignore[type-arg]
 
 
 class Tap:
-    """Hears one kernel, and writes what no page hears."""
+    """Hears one kernel, and writes into the notebooks that no page has open."""
 
     def __init__(self, server: Any, kernel_id: str) -> None:  # noqa: ANN401  jupyter_server's ServerApp
         self.records = Records()
@@ -82,12 +82,13 @@ class Tap:
         self._server, self._kernel_id = server, kernel_id
         self._manager = server.kernel_manager.get_kernel(kernel_id)
         self._followers: dict[str, Follower] = {}
-        self._paths: list[str] = []  # of the notebooks, as they were last known
+        self._paths: dict[str, str] = {}  # of the notebooks, as they were last known, by the ids of Jupyter's sessions
+        self._notebooks: dict[str, str] = {}  # which of these ids a page is of, by the page's session id
         self._streams: dict[str, ZMQStream] = {}  # for input() of pages that are gone, by their session id
         self._shell: ZMQStream | None = None
         self._wrote = self._took = 0.0  # when the file was written last, and how long that took
         self.is_closed = False
-        self._has_failed = False  # to write the file
+        self._has_failed = False  # to write all that there was
         self._told: set[str] = set()
         self._manager.add_restart_callback(self._on_death, "restart")
         self._manager.add_restart_callback(self._on_death, "dead")
@@ -100,6 +101,15 @@ class Tap:
     def is_alone(self) -> bool:
         """Return whether no page is connected."""
         return not self.pages
+
+    @property
+    def _left(self) -> list[Record]:
+        """What the files lack, besides what connected pages have run: they save that."""
+        return [each for each in self.records.dirty if each.session not in self.pages]
+
+    def _is_open(self, path: str) -> bool:
+        """Return whether a page has a notebook open; a page of which it is not known may have any."""
+        return any(self._paths.get(self._notebooks.get(each, ""), path) == path for each in self.pages)
 
     @property
     def file(self) -> dict[str, str] | None:
@@ -144,10 +154,12 @@ class Tap:
             if record.question:
                 self.records.answer(record, text)
 
-    def note_page(self, session: str) -> None:
-        """A connection is a page's, which has run a cell or requested outputs."""
+    def note_page(self, session: str, notebook: str = "") -> None:
+        """A connection is a page's, which has run a cell or requested outputs; it may tell whose notebook's it is."""
         if session in self.sockets:
             self.pages.setdefault(session, Page(self.sockets[session]))
+            if notebook:
+                self._notebooks[session] = notebook
 
     def connected(self, session: str, handler: Any) -> None:  # noqa: ANN401
         """Someone is connected: for the cells of those who are not, `input()` is heard here."""
@@ -213,11 +225,11 @@ class Tap:
 
     def note_save(self, path: str, cells: set[str], begun: float) -> None:
         """A page has saved a notebook."""
-        if path in self._paths:
-            if self.is_alone:  # it comes from a page that has no connection, and may know less than the file
-                self.records.rewrite(cells)
-            else:
+        if path in self._paths.values():
+            if self._is_open(path):
                 self.records.saved(cells, begun)
+            else:  # it comes from a page that has no connection, and may know less than the file
+                self.records.rewrite(cells)
 
     async def close(self) -> None:
         """Write what is left, and hear no more."""
@@ -227,7 +239,7 @@ class Tap:
         await self._end()
 
     async def _end(self) -> None:
-        if is_on() and self.is_alone and self.records.dirty:
+        if is_on() and self._left:
             await self.write()
         left = [each for each in (self._iopub, self._shell, *self._streams.values()) if each and not each.closed()]
         self._streams.clear()
@@ -238,44 +250,60 @@ class Tap:
             stream.close()
 
     async def write(self) -> None:
-        """Write what the files lack."""
+        """Write what the files lack, but for those that a page has open."""
         self._has_failed = False
         await self._find_paths()
-        contents, left = self._server.contents_manager, self.records.dirty
+        contents, was_alone = self._server.contents_manager, self.is_alone
         if not files.is_known(contents):
             name = type(contents).__name__
             self._tell(
                 name, "outputs are kept for pages, not written into files: %s stores notebooks its own way", name
             )
             return
+        paths, left = {path: key for key, path in self._paths.items()}, self._left
+        records = list(self.records.by_cell.values())
+        owners, unread = await files.paths_of(contents, list(paths), records)
+        for each in records:
+            if each.request in owners:  # what a page ran tells its notebook, if it does not
+                self._notebooks.setdefault(each.session, paths[owners[each.request]])
         async with self.lock:
-            owners = await files.paths_of(contents, self._paths, left) if len(self._paths) > 1 else None
-            for path in self._paths:
-                mine = left if owners is None else [each for each in left if owners.get(each.request) == path]
+            for path in paths:
+                mine = [each for each in left if owners.get(each.request) == path]
                 found = await self._write_one(path, mine) if mine else []
                 left = [each for each in left if each not in found]
+        if left and (unread or not was_alone):  # a file that could not be read may have the cell, or get it from a page
+            self._has_failed = True
+            for path, err in unread.items():
+                self._note_failure(path, err)
+            return
         text = "the output of cell %s is kept for its page alone: no notebook of this kernel has that cell"
         for record in left:
             record.written = record.changed
             self._tell(record.request, text, record.cell)
 
     async def _write_one(self, path: str, records: list[Record]) -> list[Record]:
-        """Write into one notebook, and return what belongs into it."""
+        """Write into one notebook, unless it is open, and return what belongs into it."""
+        if self._is_open(path):
+            self._has_failed = True
+            return records
         try:
             self.chain, found = await files.write(self._server.contents_manager, self.chain, path, records)
         except Exception as err:  # whatever the file, its folder or a hook of the user has: it is retried
-            self._has_failed, reason = True, getattr(err, "log_message", None) or err
-            self._tell(path, "outputs are not written into %s, and that is retried: %s", path, reason)
+            self._note_failure(path, err)
             return records
         return found
 
     async def _find_paths(self) -> None:
-        found = [
-            each["path"]
+        found = {
+            each["id"]: each["path"]
             for each in await ensure_async(self._server.session_manager.list_sessions())
             if (each.get("kernel") or {}).get("id") == self._kernel_id and each["type"] == "notebook"
-        ]
+        }
         self._paths = found or self._paths
+
+    def _note_failure(self, path: str, err: Exception) -> None:
+        self._has_failed, reason = True, getattr(err, "log_message", None) or err
+        self._tell(path, "outputs are not written into %s, and that is retried: %s", path, reason)
 
     def _tell(self, key: str, text: str, *values: object) -> None:
         if key not in self._told:
@@ -305,19 +333,19 @@ class Tap:
                 page.handler.close()
                 for session in [key for key, each in self.sockets.items() if each is page.handler]:
                     del self.sockets[session], self.pages[session]
+                self._wrote = 0.0
         if self.is_alone:
             self._send_comms()
-            dirty = self.records.dirty
-            pause = WRITE_SECONDS if any(each.state == "done" for each in dirty) else RUNNING_SECONDS
-            pause = FAILED_SECONDS if self._has_failed else pause
-            if dirty and now - self._wrote >= max(pause, self._took * WRITE_SHARE):
-                await self.write()
-                self._wrote = time.monotonic()
-                self._took = self._wrote - now
-        else:
-            self.records.comms.clear()
-            if self.records.dirty:
-                await self._find_paths()
+        elif self.records.dirty:
+            await self._find_paths()
+        self.records.comms.clear()
+        left = self._left
+        pause = WRITE_SECONDS if any(each.state == "done" for each in left) else RUNNING_SECONDS
+        pause = FAILED_SECONDS if self._has_failed else pause
+        if left and now - self._wrote >= max(pause, self._took * WRITE_SHARE):
+            await self.write()
+            self._wrote = time.monotonic()
+            self._took = self._wrote - now
 
     def _send_comms(self) -> None:
         """Give output widgets what they caught, which else the page does: the next page gets it from the kernel."""
@@ -325,7 +353,6 @@ class Tap:
             if self._shell is None:
                 self._shell = self._manager.connect_shell()
             self._manager.session.send(self._shell, "comm_msg", {"comm_id": identity, "data": data})
-        self.records.comms.clear()
 
     def _hear(self, parts: list[Any]) -> None:
         with self._logged():
