@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import clients
 import nbformat
 import pytest
 from kernel_hosts import simulated_host
-from panel_labs import WAIT, Lab
+from panel_labs import BASE_URL, TOKEN, WAIT, Lab
 from test_lab import picture
 
 if TYPE_CHECKING:
@@ -204,6 +205,51 @@ def test_run_all_does_not_save_once_for_each_cell(lab: Lab, browser: Browser, pl
     assert 1 <= len(saves) <= 2
     assert nbformat.read(path, 4).cells[0].outputs
     page.context.close()
+
+
+def lines_in(path: Path) -> list[str]:
+    """Return what the first cell has printed, by the notebook's file."""
+    outputs = nbformat.read(path, 4).cells[0].outputs
+    return outputs[0].text.splitlines() if outputs else []
+
+
+def until_connected(lab: Lab, kernel: str, count: int) -> None:
+    """Wait until a kernel has that many connections."""
+    end, found = time.monotonic() + WAIT / 1000, 0
+    while found != count:
+        assert time.monotonic() < end, found
+        time.sleep(0.2)
+        found = clients.ask(lab.port, TOKEN, f"{BASE_URL}api/kernels/{kernel}", timeout_seconds=10)[1]["connections"]
+
+
+def test_a_page_of_another_notebook_of_the_kernel_keeps_no_output_from_its_file(
+    lab: Lab, browser: Browser, place: str
+) -> None:
+    """A page tells which notebook it has open, also where no cell of it has run."""
+    closed, other = f"{place}/one.ipynb", f"{place}/other.ipynb"
+    path = write(lab, closed, LINES.format(file="one.end"))
+    write(lab, other, "print('not run')")
+    first = opened(browser, lab, closed)
+    run_all(first)
+    until(first, 0, "line 3")
+    sessions = f"{BASE_URL}api/sessions"
+    known = clients.ask(lab.port, TOKEN, sessions, timeout_seconds=WAIT / 1000)[1]
+    (kernel,) = (each["kernel"] for each in known if each["path"] == closed)
+    wanted = {"path": other, "name": "other.ipynb", "type": "notebook", "kernel": kernel}
+    clients.ask(lab.port, TOKEN, sessions, method="POST", body=wanted, timeout_seconds=WAIT / 1000)
+    second = opened(browser, lab, other)
+    until_connected(lab, kernel["id"], 2)
+    first.context.close()
+    seen = lines_in(path)
+    second.wait_for_timeout(1500)
+    (lab.work / place / "one.end").touch()
+
+    end = time.monotonic() + WAIT / 1000
+    while len(lines_in(path)) < len(seen) + 10:  # what was printed while only the other page was there
+        assert time.monotonic() < end, lines_in(path)
+        time.sleep(0.2)
+    assert are_complete("\n".join(lines_in(path)), 10)
+    second.context.close()
 
 
 def test_after_a_reload_a_cell_can_be_interrupted_and_run_again(lab: Lab, browser: Browser, place: str) -> None:
