@@ -149,3 +149,12 @@ def test_a_user_of_the_hub_is_the_one_after_the_target(clone: Path) -> None:
     assert passed(clone, "hub-message", HUB_USER="bob", TEXT="else") == {}
     assert passed(clone, "hub-undrain") == {}
     assert not (clone / "made").exists()
+
+
+def test_an_option_of_pytest_in_tests_is_refused(repository: Path) -> None:
+    """With `TESTS="tests/security -k native"` no test of a lane was found, and `make test` passed."""
+    command = [repository / "scripts/test", sys.executable, "tests/security", "-k", "native"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "fix: PYTHONPATH=src" in done.stderr

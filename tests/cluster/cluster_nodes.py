@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from rocmlab.cluster.node import ports, record
 from rocmlab.cluster.node.ray_node import own_address
@@ -27,6 +28,14 @@ SOURCES = Path(__file__).parents[2] / "src"
 START_SECONDS = 300.0
 STORE_BYTES = 80_000_000
 AGENTS = ("agent", "agent over HTTP", "runtime environment agent")  # of ports.TABLE
+NO_WORK = """
+import time
+from rocmlab.cluster.node import session
+
+session.connect()
+time.sleep(2)  # Ray starts its workers at once
+print(0)
+"""
 KEPT = ("PATH", "HOME", "LANG", "USER", "LOGNAME", "TMPDIR", "SSL_CERT_FILE")
 
 
@@ -182,3 +191,17 @@ def cluster() -> Iterator[Cluster]:
         for node in reversed(made.nodes):
             node.end()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[Cluster]:
+    """A head with two Radeon GPUs, and a node with two Instinct ones; its first program has no work for them.
+
+    Both outlive every test. Others may join and die: Ray still lists those.
+    """
+    with cluster() as made:
+        made.start().wait()
+        made.start("instinct").wait()
+        made.answer(NO_WORK)
+        made.idle_workers = [each.pid for node in made.nodes for each in node.family() if "ray::IDLE" in each.cmdline()]
+        yield made

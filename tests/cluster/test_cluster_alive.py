@@ -11,14 +11,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from cluster_nodes import STORE_BYTES, Cluster, ClusterNode, cluster
+from cluster_nodes import STORE_BYTES, Cluster, ClusterNode
 
 from rocmlab.base import confidential
 from rocmlab.cluster.node import ports
@@ -95,26 +94,13 @@ print(json.dumps({
 }))
 """
 CONNECT = "from rocmlab.cluster.node import session; session.connect(); print('{}')"
-NO_WORK = """
-import time
-from rocmlab.cluster.node import session
-
-session.connect()
-time.sleep(2)  # Ray starts its workers at once
-print(0)
-"""
 PLAIN = "import ray; ray.init(log_to_driver=False); print(len(ray.nodes()))"
 
 
 @pytest.fixture(scope="module")
-def alive() -> Iterator[Cluster]:
-    """A head with two Radeon GPUs, and a node with two Instinct ones; its first program has no work for them."""
-    with cluster() as made:
-        made.start().wait()
-        made.start("instinct").wait()
-        made.answer(NO_WORK)
-        made.idle_workers = [each.pid for node in made.nodes for each in node.family() if "ray::IDLE" in each.cmdline()]
-        yield made
+def alive(shared_cluster: Cluster) -> Cluster:
+    """The two nodes, which tests/security may have attacked before."""
+    return shared_cluster
 
 
 @pytest.fixture(scope="module")

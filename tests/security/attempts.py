@@ -58,10 +58,9 @@ class Tally:
         """How many attempts there were."""
         return sum(row.tried for row in self.rows)
 
-    @property
-    def targets(self) -> set[str]:
-        """Against what."""
-        return {row.target for row in self.rows if row.tried}
+    def against(self, target: str) -> list[Row]:
+        """Return what was tried against one target."""
+        return [row for row in self.rows if row.target == target]
 
     def lines(self) -> Iterator[str]:
         """Return the table: area, target, attempts, how many succeeded."""

@@ -143,10 +143,10 @@ class ClusterTarget:
         return [process for node in self.cluster.nodes for process in node.family()]
 
     def end_actors(self) -> None:
-        """End what was started to be attacked: Ray would wait half a minute for it on each node."""
+        """End what was started to be attacked, and that alone: where one of Ray's agents ends, its node does, too."""
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
-                if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::"):
+                if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::Actor"):
                     process.kill()
 
     @cached_property
