@@ -425,20 +425,21 @@ def test_a_node_that_is_told_to_end_leaves_nothing(alive: Cluster) -> None:
     assert alive.answer(PLAIN) >= 2
 
 
-@pytest.mark.parametrize("victim", ["raylet", "supervisor"])
+@pytest.mark.parametrize("victim", ["raylet", "agent", "supervisor"])
 def test_a_node_that_dies_says_so_and_leaves_nothing(alive: Cluster, victim: str) -> None:
-    """The raylet's death is noticed and told; the supervisor's takes all of Ray along."""
+    """The death of the raylet, or of an agent with which it ends, is told; the supervisor's takes all of Ray along."""
     extra: ClusterNode = alive.start()
     alive.nodes.remove(extra)
     extra.wait()
     family = extra.family()
     raylet = next(process for process in family if process.name() == "raylet")
+    agent = next(each for each in raylet.children() if "DashboardAgent" in " ".join(each.cmdline()))
 
-    (raylet if victim == "raylet" else psutil.Process(extra.process.pid)).kill()
+    {"raylet": raylet, "agent": agent, "supervisor": psutil.Process(extra.process.pid)}[victim].kill()
     code = extra.process.wait(60)
 
     assert _wait_gone(family) == []
-    if victim == "raylet":
+    if victim != "supervisor":
         assert code == 1
         assert "Ray node exited unexpectedly" in extra.log.read_text()
         assert extra.record is not None

@@ -56,6 +56,21 @@ def test_nbstripout_has_nothing_to_do(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_imports_are_those_of_the_oldest_python(tmp_path):
+    """A kernel's Python is the base image's, 3.10 or newer, and mypy knows which names of it came later."""
+    statement = re.compile(r"^(?:import [\w.]+|from [\w.]+ import [\w, ]+)(?: as \w+)?$", re.MULTILINE)
+    cells = [cell for path in NOTEBOOKS for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    found = {line for cell in cells for line in statement.findall(cell.source)}
+    own = sorted(line for line in found if line.split()[1].partition(".")[0] in sys.stdlib_module_names)
+    (tmp_path / "imports.py").write_text("\n".join(own))
+
+    command = [sys.executable, "-m", "mypy", "--python-version=3.10", "--cache-dir=/dev/null", "imports.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert len(own) > 10
+    assert done.returncode == 0, done.stdout
+
+
 def test_notebook_is_valid_and_current(notebook):
     """The format is nbformat 4.5, where every cell has an id, and no id appears twice."""
     nbformat.validate(notebook)

@@ -69,6 +69,7 @@ class TestAuto:
         chosen = choose(Host(RUNNING), "rocm", is_for_another_host=True)
 
         assert (chosen.backend, chosen.runtime, chosen.is_wsl) == ("rocm", "docker", False)
+        assert choose(Host(RUNNING), "cuda", "docker", is_for_another_host=True).backend == "cuda"
         assert choose(Host(RUNNING, has_wsl_gpu=True), "rocm", is_for_another_host=True).is_wsl
         with pytest.raises(RocmlabError, match="no usable AMD GPU"):
             choose(Host(RUNNING), "rocm")

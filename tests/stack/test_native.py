@@ -395,6 +395,18 @@ class TestVisibility:
         assert env["HF_HOME"] == "/data/huggingface"
         assert env["KERAS_HOME"] == str(lab.share_folder / "cache/keras")
 
+    def test_what_pip_needs_reaches_it_and_the_kernels(self, tmp_path: Path) -> None:
+        """CA_BUNDLE and PIP_CONFIG: for the installation, and for `%pip install`."""
+        lab = make_lab(tmp_path)
+        lab.venv.variables["PIP_CERT"] = "/corp.pem"
+        (tmp_path / ".venv/bin").mkdir(parents=True)
+        (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
+        (tmp_path / requirements.INSTALL).parent.mkdir(parents=True)
+        (tmp_path / requirements.INSTALL).write_text("import os; print(os.environ['PIP_CERT'])\n")
+
+        assert requirements.run_pip(lab.venv, ()) == (0, ["/corp.pem"])
+        assert lab.server_environment()["PIP_CERT"] == "/corp.pem"
+
     def test_the_token_is_not_among_the_arguments(self, tmp_path: Path) -> None:
         """Arguments can be listed by every user of the host; the environment cannot."""
         lab = make_lab(tmp_path)

@@ -115,6 +115,18 @@ def test_files_of_a_user_are_never_written_over(package: Path, here: Path) -> No
     assert sorted(path.name for path in here.iterdir()) == ["lab", "rocmlab"]
 
 
+def test_the_folder_that_is_named_is_used_also_inside_another_project(package: Path, here: Path) -> None:
+    """Else that other one's settings would be written, and its lab be started."""
+    rocmlab(package, here, "up")
+    (here / "rocmlab/.env").write_text("PORT=of-another-project\n")
+
+    done = rocmlab(package, here / "rocmlab", "up", "--folder", str(here / "named"))
+
+    assert "of-another-project" not in done.stderr
+    assert "BACKEND=nope is unknown" in done.stderr
+    assert (here / "named/Makefile").is_file()
+
+
 def test_a_link_is_never_replaced(tmp_path: Path) -> None:
     """Neither one that leads nowhere, such as to a disk that is not mounted, nor one to an empty folder."""
     for target in (tmp_path / "gone", tmp_path):

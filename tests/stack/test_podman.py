@@ -248,6 +248,37 @@ class TestOptions:
         assert found.lab_environment()["NCCL_DEBUG"] == "INFO"
         assert "ROCMLAB_ROOT" not in found.lab_environment()
 
+    def test_a_proxy_in_lower_case_is_one_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """pip, git and curl of this host take it in either."""
+        monkeypatch.delenv("HTTPS_PROXY", raising=False)
+        monkeypatch.setenv("https_proxy", "http://proxy:3128")
+
+        assert lab(tmp_path).lab_environment()["HTTPS_PROXY"] == "http://proxy:3128"
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("can_be_made", [True, False])
+    def test_a_folder_is_there_before_the_running_lab_is_removed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_be_made: bool
+    ) -> None:
+        """Podman makes none, and would refuse to start what replaces a lab that is gone by then."""
+        program, told = tmp_path / "bin/podman", tmp_path / "told"
+        program.parent.mkdir()
+        program.write_text(
+            f'#!/bin/sh\n[ -d {tmp_path}/new/share ] && echo "$1 with it" >>{told} || echo "$1" >>{told}\n'
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+        if not can_be_made:
+            (tmp_path / "new").touch()
+
+        with pytest.raises(RocmlabError) as caught:
+            lab(tmp_path, SHARE="./new/share", PORT=str(free_port())).start(lambda _: None)
+
+        lines = told.read_text().splitlines()
+        assert ("run with it" in lines) == can_be_made
+        assert ("SHARE=" in str(caught.value)) != can_be_made
+        assert not {"rm", "run"} & set(lines)
+
     def test_the_token_is_no_argument(self, tmp_path: Path) -> None:
         """Arguments can be listed by every user of the machine."""
         found = lab(tmp_path, env="HF_TOKEN=hidden\n")

@@ -166,6 +166,24 @@ class TestValues:
 
         assert f"make up {name}=" in caught.value.problem.fix
 
+    @pytest.mark.parametrize("name", ["SHARE", "NOTEBOOKS_DIR"])
+    def test_a_colon_in_a_mount_is_refused(self, tmp_path: Path, name: str) -> None:
+        """An engine would take the path apart at it, after the image was built; a native lab has no mounts."""
+        with pytest.raises(RocmlabError, match=f"{name}: .*disk:1 has a colon"):
+            values(tmp_path, tmp_path, Choice("cpu", "docker", "test"), **{name: "./disk:1"})
+
+        assert values(tmp_path, tmp_path, Choice("cpu", "native", "test"), **{name: "./disk:1"})
+
+    def test_a_native_lab_takes_certificates_and_pips_configuration_as_a_container_does(self, tmp_path: Path) -> None:
+        """By the variables that pip, uv and notebooks read; those that were not chosen stay as they are."""
+        found = resolve.pip_variables(
+            settings.load(tmp_path, {"CA_BUNDLE": "ca.pem", "PIP_CONFIG": "/etc/mirror.conf"})
+        )
+
+        assert found["PIP_CERT"] == found["REQUESTS_CA_BUNDLE"] == found["SSL_CERT_FILE"] == str(tmp_path / "ca.pem")
+        assert found["PIP_CONFIG_FILE"] == "/etc/mirror.conf"
+        assert resolve.pip_variables(settings.load(tmp_path, {})) == {}
+
     @pytest.mark.parametrize("folder", ["./share", "./.rocmlab/demo/share", "./.rocmlab-mine", "~/data", "/data"])
     def test_every_other_folder_may_be_the_share(self, tmp_path: Path, folder: str) -> None:
         """That of the demonstration among them."""

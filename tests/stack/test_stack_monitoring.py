@@ -249,6 +249,17 @@ class TestDocker:
             monitoring.Monitoring(projects.reopen(folder), {})
 
 
+def test_the_containers_can_read_what_is_mounted(folder: Path) -> None:
+    """Also in a clone that was made with umask 077."""
+    rules = folder / "docker/monitoring/rules.yml"
+    rules.chmod(0o600)
+    rules.parent.chmod(0o700)
+
+    monitoring.open_to_readers(rules.parent)
+
+    assert (rules.parent.stat().st_mode & 0o777, rules.stat().st_mode & 0o777) == (0o755, 0o644)
+
+
 def test_the_compose_file_and_the_settings_agree(repository: Path) -> None:
     """Each default stands in both, and no variable of the overlay is unknown to the settings."""
     overlay = (repository / monitoring.OVERLAY).read_text(encoding="utf-8")

@@ -57,7 +57,9 @@ def build_parser(command: str) -> argparse.ArgumentParser:
 
 def _plan(command: str) -> tuple[Project, list[str]]:
     """Decide, and return a line for each token that `up` replaces, because another process held the lab's port."""
-    return projects.plan_again(projects.find()) if command == "up" else (projects.plan(projects.find()), [])
+    if command == "up":
+        return projects.plan_again(projects.find())
+    return projects.plan(projects.find(), builds=True), []
 
 
 def would_stop(project: Project, command: str) -> tuple[Lab, stopping.Stop] | None:

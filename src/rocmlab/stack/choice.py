@@ -84,16 +84,16 @@ def choose(
     """Choose backend and runtime; raise RocmlabError if a value is unknown, or what was requested cannot be used.
 
     `before` is the runtime of the lab that is there: `auto` does not leave Docker because it happens to be down. An
-    image for another host's AMD GPUs needs none here.
+    image for another host's GPUs needs none here.
     """
     check_value("BACKEND", backend, ("auto", *BACKENDS))
     check_value("RUNTIME", runtime, ("auto", *RUNTIMES))
     chosen = _choose_backend(host, runtime) if backend == "auto" else backend
-    is_away = backend == "rocm" and is_for_another_host and host.simulated is None
+    is_away = backend in ("rocm", "cuda") and is_for_another_host and host.simulated is None
     if backend != "auto" and not is_away:
         _check_present(host, chosen)
     where = _choose_runtime(host, chosen, runtime, before)
-    _check_usable(host, chosen, where)
+    _check_usable(host, chosen, where, is_away=is_away)
     return Choice(
         backend=chosen,
         runtime=where,
@@ -182,9 +182,9 @@ def _choose_runtime(host: Host, backend: str, runtime: str, before: str) -> str:
     return "native"
 
 
-def _check_usable(host: Host, backend: str, runtime: str) -> None:
+def _check_usable(host: Host, backend: str, runtime: str, *, is_away: bool = False) -> None:
     on_cpu = "to work on the CPU instead: make up BACKEND=cpu"
-    problem = _engine_problem(host, backend, runtime)
+    problem = _engine_problem(host, "cpu" if is_away else backend, runtime)  # nothing is passed to it here
     if problem:
         has_gpu = backend in ("rocm", "cuda")
         raise RocmlabError(problem.what, problem.why, f"{problem.fix}\n{on_cpu}" if has_gpu else problem.fix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rocmlab.base import installation
@@ -30,6 +30,7 @@ class Environment:
     jax_packages: str = ""  # JAX's plugin for the GPU, as arguments of pip; empty: JAX computes on the CPU
     extras: str = ""  # of JupyterLab, with commas
     has_cluster: bool = False  # with Ray, for a lab that is a node of a cluster
+    variables: dict[str, str] = field(default_factory=dict)  # of CA_BUNDLE and PIP_CONFIG, for what installs
     is_beside: bool = False  # `make` leaves `.venv` as it is, and makes another environment for `switch`
     building: Path | None = None  # the folder that is being made next to `.venv`
     descriptors: tuple[int, ...] = ()  # of a lock, which what installs keeps open: it may outlive this process

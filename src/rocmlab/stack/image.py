@@ -70,6 +70,9 @@ class ImageLab(Lab):
         would make each `make up` a new container.
         """
         kept = {name: value for name, value in os.environ.items() if name not in PASSED_INTO_THE_LAB}
+        for name in PROXIES:  # programs of this host also take these names in lower case
+            if value := kept.get(name) or kept.get(name.lower()):
+                kept[name] = value
         # What `.env` says of a slim image is not for a single command with another backend or image.
         image = {
             "ROCMLAB_IMAGE_KIND": "full",

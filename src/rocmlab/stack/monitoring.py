@@ -22,7 +22,8 @@ from rocmlab.stack.project import Project
 
 OVERLAY = "docker/compose.monitoring.yaml"
 SERVICES = ("prometheus", "grafana")
-CONFIGURATION = "docker/monitoring/prometheus.yml"
+CONFIGURATIONS = "docker/monitoring"
+CONFIGURATION = f"{CONFIGURATIONS}/prometheus.yml"
 METRICS = "rocmlab/metrics"
 OWN = ("PROMETHEUS_IMAGE", "PROMETHEUS_PORT", "GRAFANA_IMAGE", "GRAFANA_PORT", "GRAFANA_PASSWORD")
 START_SECONDS = 60.0
@@ -64,6 +65,7 @@ class Monitoring:
             raise RocmlabError("the lab is not running", "Prometheus reads the metrics from it", "make up")
         _metrics_token(self.project)
         self._check_ports()
+        open_to_readers(self.project.settings.project / CONFIGURATIONS)
         resolved = {**self.settings.written, "GRAFANA_PASSWORD": self.password}
         configuration.save(self.settings, resolved)
         say("starting Prometheus and Grafana (the first time their images are pulled)")
@@ -152,6 +154,23 @@ def _ask(url: str) -> bytes | None:
             return content or b" "
     except (OSError, urllib.error.HTTPError):
         return None
+
+
+def open_to_readers(folder: Path) -> None:
+    """Let the users of the containers read what comes with the project: a clone made with umask 077 lets no one.
+
+    Raises:
+        RocmlabError: a mode cannot be changed.
+    """
+    for path in (folder, *folder.rglob("*")):
+        mode = path.stat().st_mode
+        wanted = mode | (0o055 if path.is_dir() else 0o044)
+        try:
+            if wanted != mode:
+                path.chmod(wanted)
+        except OSError as err:
+            why = "Prometheus and Grafana run as users of their own"
+            raise RocmlabError(f"{path} cannot be read by others", why, f"sudo chmod -R a+rX {folder}") from err
 
 
 def _metrics_token(project: Project) -> str:

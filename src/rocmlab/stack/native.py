@@ -173,7 +173,7 @@ class NativeLab(Lab):
         }
         for name, folder in (("KERAS_HOME", "keras"), ("HF_HOME", "huggingface")):
             env.setdefault(name, str(self.share_folder / "cache" / folder))
-        env |= self.node.environment()
+        env |= self.venv.variables | self.node.environment()
         backend, choice, root = self.values["ROCMLAB_BACKEND"], self.settings.get("GPUS"), Path("/")
         env.pop("ROCMLAB_ROOT", None)
         if simulated := self.settings.get("ROCMLAB_ROOT"):

@@ -66,6 +66,8 @@ def enter(command: str, arguments: Sequence[str], say: Say) -> None:
     others = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "src"), *others])}
     sys.stdout.flush()
+    if wanted is not None:
+        os.chdir(folder)  # which its own code then finds, and not the project that this command was typed in
     os.execve(sys.executable, [sys.executable, "-c", START, command, *rest], environment)
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from rocmlab.base import host_limits, hosts, lease_folder
+from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile, live, podman_engine, process, tls, tokens
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.gpus import Passed
@@ -187,6 +188,7 @@ class PodmanLab(ContainerLab):
         running = self.known_container()
         if running and self._is_current(running):
             return 0, ""
+        self._make_folders()
         code, output = self._remove()
         if code:
             return code, output
@@ -202,6 +204,20 @@ class PodmanLab(ContainerLab):
         return process.capture(
             [*command, *self.options(), self.image], env=self._call_environment(), timeout_seconds=900
         )
+
+    def _make_folders(self) -> None:
+        """Make the folders that are mounted where they are missing, as Docker's engine does and Podman never does.
+
+        Raises:
+            RocmlabError: one cannot be made; the container that runs was not touched.
+        """
+        for name, folder in (("SHARE", self.share_folder), ("NOTEBOOKS_DIR", self.notebooks)):
+            try:
+                if folder:
+                    Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as err:
+                why = err.strerror or str(err)
+                raise RocmlabError(f"{name}={folder} cannot be made", why, f"make up {name}=/another/folder") from err
 
     @property
     def copy_out(self) -> str:

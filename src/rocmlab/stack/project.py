@@ -108,22 +108,26 @@ def notes(project: Project) -> list[str]:
     return lines + [f"WARNING: {each}" for each in own]
 
 
-def _choose(settings: Settings, root: Path, runtime: str, before: str) -> tuple[Choice, Engine, Podman]:
+def _choose(
+    settings: Settings, root: Path, runtime: str, before: str, *, builds: bool = False
+) -> tuple[Choice, Engine, Podman]:
     """Ask the engines that may be used, and choose."""
     engine = engines.probe() if runtime in ("auto", "docker") else Engine(is_usable=False)
     is_fit = engine.is_usable and not engine.lab_problem() and not engine.device_problem()
     needs_podman = runtime == "podman" or (runtime == "auto" and not is_fit)
     podman = podman_engine.probe() if needs_podman else Podman(is_usable=False)
     found = choosing.inspect(engine, root, podman)
-    away = settings.get("GFX") != "" and settings.get("IMAGE") in (image_kind.SLIM, image_kind.DEBIAN)
+    away = builds and runtime in CONTAINERS
+    away |= settings.get("GFX") != "" and settings.get("IMAGE") in (image_kind.SLIM, image_kind.DEBIAN)
     chosen = choosing.choose(found, settings.get("BACKEND"), runtime, before, is_for_another_host=away)
     return chosen, engine, podman
 
 
-def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False) -> Project:
+def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False, builds: bool = False) -> Project:
     """Look at the host and decide; nothing is written. Raise RocmlabError if what was requested is not available.
 
     With `stays` a native lab that is complete remains native although an engine is installed now; only `up` moves it.
+    With `builds` an image for a RUNTIME and a BACKEND that were chosen may be for another host, which has the GPU.
     """
     settings = settings or configuration.load(folder)
     configuration.port_of(settings)
@@ -139,7 +143,7 @@ def plan(folder: Path, settings: Settings | None = None, *, stays: bool = False)
         else:
             kept = replace(choice, why=choice.why.replace("RUNTIME=native", "as the lab was set up"))
             return _assemble(settings, kept, engine, podman, root)
-    choice, engine, podman = _choose(settings, root, runtime, before)
+    choice, engine, podman = _choose(settings, root, runtime, before, builds=builds)
     project = _assemble(settings, choice, engine, podman, root)
     lab = project.lab
     if isinstance(lab, ContainerLab) and choice.backend == "cpu" and runtime == "auto":
@@ -215,6 +219,7 @@ def _lab(
         tensorflow_index=values.get("TENSORFLOW_INDEX", ""),
         wheels=settings.get("WHEELS"),
         has_cluster=settings.is_in_cluster,
+        variables=resolve.pip_variables(settings),
     )
     return NativeLab(settings, values, environment)
 

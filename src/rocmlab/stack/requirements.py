@@ -224,8 +224,8 @@ def run_pip(environment: Environment, arguments: tuple[str, ...]) -> tuple[int, 
 
 
 def _with_uv(environment: Environment) -> dict[str, str]:
-    """Return the variables that tell `INSTALL` where uv is."""
-    return {**os.environ, "ROCMLAB_UV": str(environment.project / environments.UV)}
+    """Return the environment of what installs: with where uv is, and what pip needs behind a mirror or a proxy."""
+    return {**os.environ, **environment.variables, "ROCMLAB_UV": str(environment.project / environments.UV)}
 
 
 def get_uv(environment: Environment, say: Say) -> None:
@@ -237,7 +237,8 @@ def get_uv(environment: Environment, say: Say) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     pip = [str(environment.interpreter), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet"]
     options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--requirement", str(lock)]
-    if process.capture([*pip, "--target", str(folder), *options], timeout_seconds=300)[0]:
+    command = [*pip, "--target", str(folder), *options]
+    if process.capture(command, env=_with_uv(environment), timeout_seconds=300)[0]:
         shutil.rmtree(folder, ignore_errors=True)
         say("uv cannot be installed; pip installs the packages, which takes longer")
 

@@ -142,6 +142,17 @@ def _check_folder(settings: Settings, name: str, value: str) -> None:
         )
 
 
+def _check_mounts(settings: Settings, folders: Mapping[str, str]) -> None:
+    """Raise RocmlabError for a folder whose path an engine would take apart: a colon separates it from its target."""
+    for name, value in folders.items():
+        if "/" in value and ":" in (path := str(settings.path(value))):
+            raise RocmlabError(
+                f"{name}: {path} has a colon",
+                "in a mount of a container it separates the folder from its place inside",
+                f"make up {name}=/another/folder",
+            )
+
+
 def _check_addresses(settings: Settings) -> None:
     """Raise RocmlabError for an address with credentials: each process that installs has it in its arguments."""
     for name in ADDRESSES:
@@ -158,6 +169,7 @@ def _check_addresses(settings: Settings) -> None:
 def _for_container(
     settings: Settings, choice: Choice, devices: list[Device], root: Path, kind: ImageKind
 ) -> dict[str, str]:
+    _check_mounts(settings, {"SHARE": _share(settings, choice), "NOTEBOOKS_DIR": settings.get("NOTEBOOKS_DIR")})
     uid = _owner(settings.path(settings.get("NOTEBOOKS_DIR")))
     render, video = device_groups(root)
     name = settings.last("COMPOSE_PROJECT_NAME") or project_name(settings.project)
@@ -242,6 +254,13 @@ def pip_environment(settings: Settings, environment: Mapping[str, str]) -> dict[
         "CA_BUNDLE": settings.get("CA_BUNDLE") or next((path for path in authorities if Path(path).is_file()), ""),
         "PIP_CONFIG": settings.get("PIP_CONFIG") or configuration,
     }
+
+
+def pip_variables(settings: Settings) -> dict[str, str]:
+    """Return the variables by which programs of a native lab take CA_BUNDLE and PIP_CONFIG, as in a container."""
+    chosen = {name: settings.get(name) for name in ("CA_BUNDLE", "PIP_CONFIG")}
+    names = {"CA_BUNDLE": (*AUTHORITIES, "CURL_CA_BUNDLE"), "PIP_CONFIG": ("PIP_CONFIG_FILE",)}
+    return {each: str(settings.path(path)) for name, path in chosen.items() if path for each in names[name]}
 
 
 def _pip_option(configuration: str, name: str) -> str:

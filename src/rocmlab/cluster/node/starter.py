@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import os
 import signal
 import sys
 import time
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 START_SECONDS = 240.0  # longer than the raylet waits for its agents (RAY_agent_register_timeout_ms)
+RAYLET = "raylet"  # the kind of a node's process, as Ray names it
+QUIET = (0, signal.SIGTERM, -signal.SIGTERM, 128 + signal.SIGTERM)  # what Ray takes for the end that was asked for
 NOT_USED = -1  # what Ray's agent writes in place of a port that it does not open
 PR_SET_PDEATHSIG = 1  # Linux, sys/prctl.h
 
@@ -76,6 +79,25 @@ def announcing(start: Callable[..., Any]) -> Callable[..., Any]:
     return announce_and_start
 
 
+def noticing(look: Callable[..., Any], leave: Callable[[int], object] = os._exit) -> Callable[..., Any]:
+    """Return a method that finds a node's dead processes, and ends all of it where the raylet has ended quietly.
+
+    Ray takes such an end for that of `ray stop`. A raylet also ends so when one of its agents was killed, as for want
+    of memory; the rest would stay, and look like a node that is up. See `ray start --block`.
+    """
+
+    def look_closer(node: Any) -> Any:  # noqa: ANN401
+        found = look(node)
+        if any(kind == RAYLET and process.returncode in QUIET for kind, process in found):
+            sys.stdout.write("the raylet has ended: an agent was killed, or a program stopped it; see raylet.out\n")
+            sys.stdout.flush()
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+            leave(1)
+        return found
+
+    return look_closer
+
+
 def main() -> None:
     """Run `ray` with this program's arguments; it ends when its parent does, however that ends.
 
@@ -92,6 +114,8 @@ def main() -> None:
     nodes: Any = importlib.import_module("ray._private.node")
     if start := getattr(nodes.Node, "start_raylet", None):
         nodes.Node.start_raylet = announcing(start)
+    if look := getattr(nodes.Node, "dead_processes", None):
+        nodes.Node.dead_processes = noticing(look)
     services: Any = importlib.import_module("ray._private.services")
     services.get_node = patient(services.get_node, START_SECONDS, raylet_has_died)
     scripts.get_ray_client_dependency_error = lambda: ImportError("rocmlab does not use it")
