@@ -174,7 +174,10 @@ def result(job: Job, number: int, seconds: float) -> Result:
 
 
 def write_journal(folder: RunFolder, jobs: Sequence[Job], results: Sequence[Result]) -> None:
-    """Write what the journal of such a run says, without waiting for the disk; one job in a hundred is in it twice."""
+    """Write what the journal of such a run says, without waiting for the disk; one job in a hundred is in it twice.
+
+    Jobs that ended well have a notebook, without which they would be run again.
+    """
     folder.path.mkdir(parents=True)
     with folder.journal_path.open("w", encoding="utf-8") as journal:
 
@@ -189,3 +192,5 @@ def write_journal(folder: RunFolder, jobs: Sequence[Job], results: Sequence[Resu
                 log("job retried", job=job.name, attempt=retries.attempt({"status": "killed"}, {}))
                 log("job started", job=job.name, devices=ended.devices)
             log("job finished", job=job.name, key=job.key, result=ended.as_dict())
+            if ended.is_ok:
+                folder.file(job.name, "notebook").write_text("{}\n", encoding="utf-8")

@@ -20,6 +20,9 @@ function userOf(device: ClusterDevice): string {
   if (!device.is_usable) {
     return `not usable: ${plain(device.why_not ?? 'the reason is unknown')}`;
   }
+  if (device.is_lease_unknown === true) {
+    return 'unknown: its leases cannot be read';
+  }
   if (lease === null) {
     return 'free: no lease';
   }

@@ -106,9 +106,9 @@ function withoutProcess(
 
 /** Return the leases that no row shows: of other servers, of runs, of other containers. */
 function foreignLeases(rows: Holder[], leases: Lease[]): Holder[] {
-  const pids = new Set(rows.flatMap(row => row.processes.flatMap(each => [each.pid, each.local_pid])));
+  const pids = new Set(rows.flatMap(row => row.processes.map(each => each.local_pid)));
   const isShown = (lease: Lease): boolean =>
-    (lease.pid !== null && pids.has(lease.pid)) ||
+    (lease.local_pid !== null && pids.has(lease.local_pid)) ||
     rows.some(row => row.kernel !== null && row.kernel.kernel_id === lease.kernel_id) ||
     rows.some(row => row.name === lease.notebook && row.devices.includes(lease.device));
   const foreign = new Map<string, [Lease, ...Lease[]]>();

@@ -121,7 +121,8 @@ export interface Lease {
   notebook: Unknown<string>;
   owner: Unknown<string>;
   host: Unknown<string>;
-  pid: Unknown<number>;
+  pid: Unknown<number>; // as its holder's container counts
+  local_pid: Unknown<number>; // the same as this server counts; null: it is another container's
   started: Unknown<string>;
   kernel_id: Unknown<string>; // if it is one of this server
 }
@@ -160,7 +161,7 @@ export interface Cost {
 
 export interface State {
   costs: Cost[];
-  leases: Lease[];
+  leases: Unknown<Lease[]>;
   kernels: Kernel[];
   problems: Problem[];
   idle_holders: IdleHolder[];
@@ -177,7 +178,8 @@ export interface ClusterDevice {
   busy_percent: Unknown<number>;
   memory_used_bytes: Unknown<number>; // VRAM, or GTT of an APU
   memory_total_bytes: Unknown<number>;
-  lease: Unknown<{ notebook: Unknown<string>; owner: Unknown<string>; host: Unknown<string> }>;
+  lease: Unknown<{ notebook: Unknown<string>; owner: Unknown<string>; host: Unknown<string> }>; // null: it is free
+  is_lease_unknown?: boolean; // a node of an earlier version does not tell
 }
 
 export interface ClusterNode {

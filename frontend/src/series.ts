@@ -5,6 +5,7 @@ import { usesHostMemory } from './model';
 
 export const SPAN_SECONDS = 900;
 const GAP_SECONDS = 15; // nobody looked meanwhile: the line is broken
+const BACK_SECONDS = 5; // an older point is not one that the history has already: the server's clock was set back
 const SPARE = 120; // points that may be too old before they are cut off
 
 export type Metric = 'busy' | 'memory' | 'power' | 'temperature';
@@ -83,6 +84,9 @@ export class Series {
   }
 
   private push(time: number, row: Record<Metric, number | null>): void {
+    if (time < this.last - BACK_SECONDS) {
+      this.cut(this.times.length);
+    }
     if (time <= this.last) {
       return; // the history has it already
     }

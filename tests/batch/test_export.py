@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import notebook_files
 import pytest
+from watching import eventually
 
 from rocmlab.base import arguments
 from rocmlab.base.errors import RocmlabError
@@ -20,6 +24,7 @@ from rocmlab.batch import array_task, layout, options
 from rocmlab.batch.collect import collect
 from rocmlab.batch.command import main
 from rocmlab.batch.part import Part
+from rocmlab.cli.main import main as rocmlab
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.outcome import listing, resume
 from rocmlab.runs.spec import options as run_options
@@ -212,6 +217,98 @@ def test_two_elements_never_run_the_same_job_at_once(share: Path) -> None:
 
     assert ended.returncode == 2
     assert "is still running" in ended.stderr
+
+
+def test_an_element_does_not_begin_while_the_run_is_continued(
+    share: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`rocmlab run --resume` has the whole run then, and both would write the same notebook."""
+    monkeypatch.setattr(array_task, "LOCK_WAIT_SECONDS", 0.2)
+    folder = export(share, "good", "--gpus", "none")
+    resumed = RunFolder(folder)
+    resumed.lock()
+
+    code = rocmlab(["export", "job", str(folder), "0"])
+    resumed.close()
+
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "is still running" in said
+    assert "why: another process continues or collects it" in said
+    assert "fix: wait for its end" in said
+    assert list((folder / "parts").iterdir()) == []
+
+
+def test_an_element_that_waited_for_collect_is_seen_by_the_next(share: Path, tmp_path: Path) -> None:
+    """It has its lock of the run for as long as it works."""
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+    cell = f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\n"
+    cell += f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.05)"
+    notebook_files.write(share / "notebooks/waits.ipynb", cell)
+    folder = export(share, "waits", "--gpus", "none")
+    first = RunFolder(folder)
+    first.lock()
+    command = [sys.executable, "-m", "rocmlab", "export", "job", str(folder), "0"]
+
+    with subprocess.Popen(command, env={**os.environ}) as element:
+        released = threading.Timer(3, first.close)  # long after it has begun to wait
+        released.start()
+        try:
+            assert eventually(begun.exists, 120)
+            with pytest.raises(RocmlabError, match="is still running"):
+                RunFolder(folder).lock()
+            run = collect(folder)
+        finally:
+            gate.touch()
+        code = element.wait(120)
+
+    assert code == 0
+    assert [(result.status, result.warnings) for result in run.results] == [("not run", ["it is still running"])]
+    assert collect(folder).is_ok
+
+
+def events(folder: Path) -> list[str]:
+    """Return what the journal of the whole run has noted."""
+    return [event["event"] for event in RunFolder(folder).journal()]
+
+
+def test_a_job_that_runs_is_not_collected_as_killed(share: Path) -> None:
+    """Its part is locked, whoever has the lock of the run."""
+    folder = export(share, "good", "bad", "--gpus", "none")
+
+    with begun(folder, "good"):
+        run = collect(folder)
+
+    assert not run.is_ok
+    assert [(result.status, result.warnings) for result in run.results] == [
+        ("not run", ["it is still running"]),
+        ("not run", ["the scheduler never started it"]),
+    ]
+    assert run.notes == ["some jobs are still running: collect again when they have finished"]
+    assert events(folder) == ["run started"]
+
+
+def test_without_locks_no_job_is_said_to_be_killed(share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share without flock (Lustre's default) does not show whether a job runs, so none is noted as ended."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    folder = export(share, "good", "bad", "--gpus", "none")
+    assert run_job(folder, 1).returncode == 1
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+
+    with begun(folder, "good"):
+        run = collect(folder)
+
+    good, bad = run.results
+    assert (good.status, good.exit_code) == ("not run", None)
+    assert good.warnings[0].startswith("it is running or was killed: this file system has no locks")
+    assert bad.status == "failed", "it has ended: its journal has it"
+    assert "need a new submission" in run.notes[0]
+    finished = [event["job"] for event in RunFolder(folder).journal() if event["event"] == "job finished"]
+    assert finished == ["bad"]
+    assert "run finished" not in events(folder)
 
 
 def test_what_never_ended_is_told_as_what_it_is(share: Path) -> None:

@@ -102,6 +102,33 @@ def test_more_jobs_than_an_array_holds_become_several(share: Path) -> None:
     assert ["--array=0-0%1 " in line for line in calls] == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("limit", "after"),
+    [
+        (["--parallel", "1"], ["", "--dependency=afterany:1", "--dependency=afterany:2"]),
+        ([], ["", "", ""]),
+    ],
+)
+def test_a_limit_of_the_run_holds_across_its_arrays(
+    share: Path, tmp_path: Path, limit: list[str], after: list[str]
+) -> None:
+    """Each array begins when the one before has ended; with a stand-in for Slurm, which counts its jobs."""
+    folder = export(share, "slurm", *["one"] * 4, "two", "--array-size", "2", *limit)
+    count = f'echo "$@" >>{tmp_path}/asked; wc -l <{tmp_path}/asked'
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\n{count}\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    submit = ["bash", str(folder / "slurm/submit.sh")]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+
+    done = subprocess.run(submit, env=environment, capture_output=True, text=True, check=False)
+    tested = subprocess.run([*submit, "--test-only"], env=environment, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, tested.returncode) == (0, 0), done.stderr + tested.stderr
+    asked = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+    found = [next((word for word in line.split() if "dependency" in word), "") for line in asked]
+    assert found == [*after, "--dependency=afterany:1:2:3", "", "", ""], "a test has nothing to wait for"
+
+
 def test_a_run_of_which_half_was_taken_is_cancelled(share: Path, tmp_path: Path) -> None:
     """With a stand-in for a Slurm that takes the first array and no other; else the first would run twice later."""
     folder = export(share, "slurm", "one", "two")

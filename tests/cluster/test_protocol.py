@@ -21,10 +21,11 @@ from rocmlab.notebook.outcome import Outcome
 
 CALLS: tuple[Callable[..., Any], ...] = (
     *(nodes.describe, nodes.prepare, task.execute),
-    *(NodeAgent.__init__, NodeAgent.watch, NodeAgent.stop, NodeAgent.done, NodeAgent.close),
+    *(NodeAgent.__init__, NodeAgent.watch, NodeAgent.stop, NodeAgent.done, NodeAgent.delivered, NodeAgent.keep),
+    NodeAgent.close,
 )
 # By protocol: what `shape` returned. A number that was published never gets another shape.
-SHAPES = {1: "630a05993c343de3", 2: "0723a23fbb2957ab", 3: "d43fdbd2e2af2417"}
+SHAPES = {1: "630a05993c343de3", 2: "0723a23fbb2957ab", 3: "d43fdbd2e2af2417", 4: "1bdb97c376d1940c"}
 
 
 def shape() -> str:

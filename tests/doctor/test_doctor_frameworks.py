@@ -11,8 +11,11 @@ import pytest
 from hosts import Gpu
 from situations import Looker, fires, host, silent, skipped
 
+from rocmlab.base import lease_folder
+from rocmlab.devices import discover
 from rocmlab.doctor import checks, operation
 from rocmlab.doctor.model import BLOCKS, WARNS
+from rocmlab.kernels.leases import Holder, Leases
 
 RIGHT = {"device": "AMD Radeon", "on_gpu": True, "version": "9.9", "wrong": 0, "of": 9216, "first": None}
 
@@ -238,6 +241,49 @@ class TestComputes:
 
         kernel(inside, tmp_path, "torch", f"echo '{operation.TARGETS}gfx1100'; kill -SEGV $$")
         assert "SIGSEGV" in fires(inside(), "compute.torch", BLOCKS).problem.why
+
+    def test_what_others_have_leased_is_left_to_them(self, inside: Looker, tmp_path: Path) -> None:
+        """No child is started for such a GPU, and who has it is named; it computes on the other one, then on both."""
+        kernel(inside, tmp_path, "torch", f'echo "$HIP_VISIBLE_DEVICES" >>{tmp_path}/masks\n{prints(**RIGHT)}')
+        first = discover(inside.root)[0]
+        lease = Leases(lease_folder.path({}, inside.root)).take([first], Holder(owner="ann", notebook="a.ipynb", pid=7))
+        assert lease
+
+        found = checks.BY_ID["compute.torch"].run(inside())
+
+        assert [one.status for one in found] == ["not applicable", "ok"]
+        assert found[0].reason == "HIP 0 (0000:03:00.0) is leased to a.ipynb (process 7 of ann)"
+        assert (tmp_path / "masks").read_text().split() == ["1"]
+        lease.release()
+        assert [one.status for one in checks.BY_ID["compute.torch"].run(inside())] == ["ok", "ok"]
+
+    @pytest.mark.parametrize(
+        ("framework", "said"),
+        [
+            ("torch", "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total"),
+            ("torch", "RuntimeError: HIP error: out of memory"),
+            (
+                "tensorflow",
+                "tensorflow.python.framework.errors_impl.ResourceExhaustedError: OOM when allocating tensor",
+            ),
+        ],
+    )
+    def test_a_full_gpu_is_no_crash(self, inside: Looker, tmp_path: Path, framework: str, said: str) -> None:
+        """Nothing is wrong with the lab: it is a warning that shows what to look at."""
+        kernel(inside, tmp_path, framework, f"echo '{operation.TARGETS}gfx1030'; echo '{said}' >&2; exit 1")
+
+        found = fires(inside(), f"compute.{framework}", WARNS)
+
+        assert found.problem.what.endswith("could not be tried on HIP 0 (0000:03:00.0): the GPU is full")
+        assert said in found.problem.why
+        assert "rocmlab smi" in found.problem.fix
+
+    def test_without_a_gpu_no_gpu_is_full(self, inside: Looker, tmp_path: Path) -> None:
+        """On the CPU it is the host's memory that is used up, which stops the lab."""
+        inside.backend = "cpu"
+        kernel(inside, tmp_path, "torch", "echo 'RuntimeError: out of memory' >&2; exit 1")
+
+        assert "crashed" in fires(inside(), "compute.torch", BLOCKS).problem.what
 
     @pytest.mark.slow
     def test_a_hang_ends_at_the_limit_with_all_its_children(self, inside: Looker, tmp_path: Path) -> None:

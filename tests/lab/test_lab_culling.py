@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from clones import free_port
@@ -154,6 +155,26 @@ def test_an_idle_kernel_is_warned_and_shut_down_and_the_others_stay(host: Host) 
     assert "unless a cell is run" in server.log
 
 
+def test_a_kernel_to_which_no_page_has_ever_connected_is_warned_and_shut_down(host: Host) -> None:
+    """Jupyter calls it `starting` for as long as it is there."""
+    host.offer()
+    server = Server(host, "6")
+
+    async def scenario() -> None:
+        await up(server)
+        kernel = await asyncio.to_thread(server.ask, "/api/kernels", "POST", name="torch-gpu0")
+        assert kernel["execution_state"] == "starting"
+        await until(lambda: not server.names(), pause=0.2)
+        await until(lambda: host.holders() == [None, None])
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.stop()
+
+    assert "unless a cell is run" in server.log
+
+
 def test_a_kernel_that_is_used_while_another_is_shut_down_stays(host: Host) -> None:
     """Two idle kernels are due at once; during the shutdown of the first a cell is run in the second."""
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
@@ -259,6 +280,63 @@ def test_the_notice_is_a_tenth_of_the_limit_and_five_minutes_at_most() -> None:
 
     assert extension.Culler(Nothing(), 3600).notice == 300
     assert extension.Culler(Nothing(), 60).notice == 6
+
+
+class TestCuller:
+    """Kernels of a server with a limit, at times of a test."""
+
+    def test_a_clock_that_is_set_forward_shortens_no_notice(self, host: Host) -> None:
+        """A machine that has slept since the warning does the same: its user gets the whole notice."""
+        host.offer()
+        times = Times()
+
+        async def scenario() -> None:
+            async with culled(times) as (kernels, culler):
+                kernel_id = await kernels.start_kernel(kernel_name="torch-gpu0")
+                times.pass_seconds(3400)
+                await culler.look()
+                assert "in 300 seconds it is shut down" in times.log.lines[-1]
+                times.now += timedelta(hours=8)
+                await culler.look()
+                assert kernel_id in kernels
+                times.pass_seconds(299)
+                await culler.look()
+                assert kernel_id in kernels
+                times.pass_seconds(1)
+                await culler.look()
+                assert kernel_id not in kernels
+
+        asyncio.run(scenario())
+
+        assert host.holders() == [None, None]
+
+
+class Times:
+    """Two clocks that stand, and a log."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(timezone.utc)
+        self.elapsed_seconds = 0.0
+        self.log = Listing()
+
+    def pass_seconds(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += timedelta(seconds=seconds)
+        self.elapsed_seconds += seconds
+
+
+@asynccontextmanager
+async def culled(times: Times) -> AsyncIterator[tuple[Any, extension.Culler]]:
+    """Kernels, and what shuts them down after an hour."""
+    from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+
+    kernels = AsyncMappingKernelManager(connection_dir=os.environ["JUPYTER_RUNTIME_DIR"])
+    server = SimpleNamespace(kernel_manager=kernels, log=times.log)
+    try:
+        yield kernels, extension.Culler(server, 3600.0, lambda: times.now, lambda: times.elapsed_seconds)
+    finally:
+        await kernels.shutdown_all(now=True)
+        kernels.context.destroy()
 
 
 class Listing:

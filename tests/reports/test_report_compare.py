@@ -349,3 +349,16 @@ def test_device_use_that_moved_is_told() -> None:
     results = {**run_results.results(*now), "comparison": found}
     jsonschema.Draft202012Validator(run_results.schema()).validate(results)
     assert "device use that changed" in page.render(results, {})
+
+
+def test_no_part_of_an_energy_is_compared() -> None:
+    """Half of the GPUs, or of the time, is not the energy of all: neither 10 kJ nor 5 kJ has become less."""
+    whole = {**run_results.GPU, "energy_joules": 5000.0}
+    unknown, partial = {**whole, "energy_joules": None}, {**whole, "energy_is_partial": True}
+    then = [run_results.job("a", devices=[whole, whole]), run_results.job("b", devices=[partial])]
+    now = [run_results.job("a", devices=[whole, unknown]), run_results.job("b", devices=[whole])]
+
+    found = compared(then, now)
+
+    assert [job["usage"]["energy_joules"] for job in found["jobs"]] == [[10000.0, None], [None, 5000.0]]
+    assert [row["usage"] for row in page.rows_of(found)] == [{}, {}]

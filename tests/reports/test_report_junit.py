@@ -152,3 +152,20 @@ def test_what_jobs_used_of_their_devices_are_properties() -> None:
     assert properties["a[lr=0.1]: mean_busy_percent"] == "80.0"
     assert properties["a[lr=0.1]: energy_joules"] == "1802.5"
     assert not any(name.startswith("b:") for name in properties)
+
+
+def test_no_part_of_an_energy_is_given_as_all_of_it() -> None:
+    """Where it is unknown of one GPU, or for a part of the time, there is no property; the report has "at least"."""
+    known = {**run_results.GPU, "peak_vram_bytes": 2**30, "energy_joules": 5000.0}
+    jobs = [
+        run_results.job("one-unknown", devices=[known, {**known, "energy_joules": None}]),
+        run_results.job("in-part", devices=[known, {**known, "energy_is_partial": True}]),
+        run_results.job("whole", devices=[known, known]),
+    ]
+
+    root = parse(*jobs)
+
+    properties = {each.get("name"): each.get("value") for each in root.find("testsuite/properties")}
+    found = {name: value for name, value in properties.items() if name.endswith("energy_joules")}
+    assert found == {"whole: energy_joules": "10000.0"}
+    assert properties["in-part: peak_vram_bytes"] == str(2**30)

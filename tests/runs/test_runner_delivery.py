@@ -76,7 +76,7 @@ def test_pieces_become_the_file_again(
     for each in (home, elsewhere):
         each.path.mkdir()
 
-    pieces = [piece for piece in delivery.pieces(folder, "a") if piece["kind"] == "log"]
+    pieces = [*delivery.pieces(folder, "a", "log")]
     for piece in pieces:
         receiver.take(piece)
     for piece in pieces[:-1]:

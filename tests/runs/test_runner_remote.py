@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,6 +226,47 @@ def test_an_exchange_brings_them_home_too(lab: Lab, tmp_path: Path) -> None:
     assert code == 0, said
     assert "hello" in (lab.run_folder("left") / "small.log").read_text()
     assert not [path for path in exchange.rglob("*") if path.is_file()]
+
+
+def test_results_come_home_where_the_exchange_fails(lab: Lab, tmp_path: Path) -> None:
+    """It did when the run began; hours later its node cannot write it, and Ray brings the files."""
+    pytest.importorskip("fsspec")
+    exchange = tmp_path / "exchange"
+    lab.write(
+        "spoils",
+        f"import os\nos.rename({str(exchange)!r}, {str(exchange)!r} + '-gone')",
+        f"open({str(exchange)!r}, 'w')",
+    )
+    here = "/proc/self/cwd"
+    words = (f"{here}/notebooks/spoils.ipynb", "--name", "spoiled", "--exchange", f"file://{exchange}")
+
+    code, said = lab.run(*words, share=f"{here}/share")
+
+    (job,) = lab.results("spoiled")["jobs"]
+    assert code == 0, said
+    assert set(job["files"]) == {"notebook", "html", "log", "samples"}
+    assert "came through Ray" in " ".join(job["warnings"])
+
+
+def test_results_that_cannot_be_delivered_are_kept_on_the_node(lab: Lab) -> None:
+    """The run folder does not take one of them: the job ended as it did, and the result says where the file is."""
+    runs = lab.folder / "share/runs"
+    lab.write("ends", f"import pathlib\n(next(pathlib.Path({str(runs)!r}).glob('*-kept')) / 'ends.log').mkdir()")
+    here = "/proc/self/cwd"
+
+    code, said = lab.run(f"{here}/notebooks/ends.ipynb", "--name", "kept", share=f"{here}/share")
+
+    (job,) = lab.results("kept")["jobs"]
+    assert code == 0, said
+    assert (job["status"], job["error"]) == ("ok", None)
+    assert job["seconds"] is not None
+    (told,) = [each for each in job["warnings"] if "could not be brought into the run folder" in each]
+    found = re.search(r"ends\.log could not .*: copy them from node (head|second), where they are in '(.*)'", told)
+    assert found, told
+    kept = Path(found[2])
+    assert sorted(path.name for path in kept.iterdir()) == ["ends.ipynb", "ends.log", "ends.samples.jsonl"]
+    assert (lab.run_folder("kept") / "ends.ipynb").is_file(), "what can be delivered is"
+    shutil.rmtree(kept.parent.parent)
 
 
 def test_an_interrupted_run_saves_and_leaves_no_process(lab: Lab) -> None:

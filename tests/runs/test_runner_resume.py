@@ -113,6 +113,50 @@ def test_a_run_that_ended_has_nothing_left_to_do(project: Path, capsys: pytest.C
     assert first["jobs"] == second["jobs"]
 
 
+@pytest.mark.parametrize("left", [None, b""])
+def test_a_notebook_that_was_lost_is_made_again(
+    left: bytes | None, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a power cut, or a careless `rm`, has left of a job that ended well is no result, and this is reported."""
+    assert main(["a", "b", "--gpus", "none"]) == 0
+    lost = run_folder_of(project) / "a.ipynb"
+    lost.unlink()
+    if left is not None:
+        lost.write_bytes(left)
+    capsys.readouterr()
+
+    assert main(["--resume", "last", "--dry-run"]) == 0
+    planned = capsys.readouterr().out
+    done = resumed(capsys)
+
+    assert "a: run again, because its notebook is missing or cannot be read" in planned
+    assert starts(project) == {"a": 2, "b": 1}
+    assert [job["status"] for job in done["jobs"]] == ["ok", "ok"]
+    assert json.loads(lost.read_bytes())["cells"]
+
+
+def test_a_notebook_is_on_the_disk_before_the_journal_has_its_end(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that after a power cut a job that is `ok` has its notebook, and the folder has its name."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        is_end = name == "journal.jsonl" and run_folder_of(project).joinpath(name).read_text().count('"job finished"')
+        synced.append("the end" if is_end else name)
+
+    monkeypatch.setattr(os, "fsync", noted)
+
+    assert main(["a", "--gpus", "none"]) == 0
+
+    before = synced[: synced.index("the end")]
+    assert "a.ipynb" in before
+    assert run_folder_of(project).name in before[before.index("a.ipynb") :]
+
+
 def test_a_changed_notebook_runs_again_and_it_is_said_why(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A change of its code counts; outputs, prose and other metadata do not."""
     assert main(["a", "b", "--gpus", "none"]) == 0

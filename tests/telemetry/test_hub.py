@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rocmlab.base import background
 from rocmlab.devices import Device, roots
 from rocmlab.simulation import Live, write_host
 from rocmlab.telemetry.hub import Hub
@@ -281,6 +282,71 @@ class TestHosts:
         run(test)
 
 
+class Threads:
+    """Starts threads in place of `background.start`, but for those for which there is none left."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.missing = 0
+        self._start = background.start
+        monkeypatch.setattr(background, "start", self.start)
+
+    def start(self, work: Callable[[], Any]) -> Any:
+        """Do it, or raise what Python does at the limit of processes."""
+        if self.missing:
+            self.missing -= 1
+            raise RuntimeError("can't start new thread")
+        return self._start(work)
+
+
+class TestThreads:
+    """What happens where none can be started for a moment."""
+
+    def test_a_viewer_hears_of_it_and_then_sees_more(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The error is a problem until the next reading, which is tried as long as someone looks."""
+        write_host(tmp_path, gpus=1, busy="30")
+        threads = Threads(monkeypatch)
+
+        async def test() -> None:
+            async with opened(tmp_path) as hub, aclosing(hub.watch()) as snapshots:
+                await anext(snapshots)
+                await anext(snapshots)
+                threads.missing = 1_000_000
+                end = time.monotonic() + TIMEOUT_SECONDS
+                while not (found := [each.why for each in hub.problems if "could not be read" in each.what]):
+                    assert time.monotonic() < end
+                    await asyncio.sleep(0.01)
+                assert found == ["RuntimeError: can't start new thread"]
+                assert hub.latest is not None
+                last = hub.latest.time_seconds
+                threads.missing = 0
+                while (await anext(snapshots)).time_seconds <= last:
+                    pass
+                assert not [each for each in hub.problems if "could not be read" in each.what]
+
+        run(test)
+
+    def test_a_recording_continues(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One thread that cannot be started does not end it."""
+        write_host(tmp_path, gpus=1, busy="30")
+        threads = Threads(monkeypatch)
+
+        async def test() -> None:
+            async with opened(tmp_path) as hub:
+                with hub.keep():
+                    while len(hub.history.times(900)) < 2:
+                        await asyncio.sleep(0.01)
+                    threads.missing = 1
+                    while threads.missing:
+                        await asyncio.sleep(0.01)
+                    before = len(hub.history.times(900))
+                    end = time.monotonic() + TIMEOUT_SECONDS
+                    while len(hub.history.times(900)) < before + 2:
+                        assert time.monotonic() < end
+                        await asyncio.sleep(0.01)
+
+        run(test)
+
+
 class TestProcesses:
     """Who uses the devices."""
 
@@ -307,6 +373,25 @@ class TestProcesses:
                         assert (await anext(snapshots)).processes is None
                     may_answer.set()
                 await until(hub, lambda found: bool(found.processes) and found.processes[0].pid > last)
+
+        run(test)
+
+    def test_a_viewer_who_only_glances_is_no_end(self, tmp_path: Path) -> None:
+        """Gone before the first reading, and so is the next one: whoever comes then sees the devices."""
+        write_host(tmp_path, gpus=1, busy="30")
+
+        def attribute(devices: Sequence[Device]) -> list[GpuProcess]:
+            return [GpuProcess(device_id(devices[0]), 100)]
+
+        async def test() -> None:
+            async with opened(tmp_path, 0.02, attribute=attribute) as hub:
+                await until(hub, lambda found: bool(found.processes))
+                await at_rest(hub)
+                for _ in range(2):
+                    with hub.keep():
+                        pass
+                    await at_rest(hub)
+                await until(hub, lambda found: bool(found.processes))
 
         run(test)
 

@@ -64,7 +64,17 @@ def replacing(path: Path, mode: int | None = None, *, is_durable: bool = False) 
 
 def sync_folder(folder: Path) -> None:
     """Wait until the disk has the names of the files in a folder, where its file system can be asked for that."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(folder, os.O_DIRECTORY)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the disk has a file and its name, whoever has written it; a link is not followed."""
+    _sync(path, os.O_NOFOLLOW | os.O_NONBLOCK)
+    sync_folder(path.parent)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)
     except OSError as err:
@@ -100,9 +110,9 @@ def draft_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.urandom(DRAFT_BYTES).hex()}")
 
 
-def draft_of(suffix: str) -> re.Pattern[str]:
-    """Return what the name of a draft, left by a killed process, looks like; the suffix is a regular expression."""
-    return re.compile(rf"\..+\.{suffix}\.[0-9a-f]{{{2 * DRAFT_BYTES}}}", re.DOTALL)
+def draft_of(name: str) -> re.Pattern[str]:
+    """Return what the name of a draft, left by a killed process, looks like; the name is a regular expression."""
+    return re.compile(rf"\.{name}\.[0-9a-f]{{{2 * DRAFT_BYTES}}}", re.DOTALL)
 
 
 def to_json(value: object, indent: int | None = 1) -> str:

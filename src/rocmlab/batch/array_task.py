@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.batch import layout
@@ -24,6 +26,9 @@ from rocmlab.runs.spec import keys, selection
 from rocmlab.runs.spec.preflight import jobs_of
 
 OF_THE_NOTEBOOK = ("code", "inputs")  # parts of a key: what has changed there would be the result of something else
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)  # how a file system reports that it has none
+LOCK_WAIT_SECONDS = 60.0  # for `collect`, which has the run for a moment
+LOCK_POLL_SECONDS = 0.1
 
 
 def run(path: Path, number: int) -> int:
@@ -32,7 +37,7 @@ def run(path: Path, number: int) -> int:
     0 ok, 1 the notebook failed, 2 it could not be run, 124 timeout, 137 killed, 138 its kernel died.
 
     Raises:
-        RocmlabError: the run or job was not found, or another process runs this job now.
+        RocmlabError: the run or job was not found, or another process runs this job, or continues the run, now.
     """
     path = path.expanduser().absolute()
     laid = layout.read(path)
@@ -76,11 +81,35 @@ def _job(request: Request, key: str | None) -> Job:
 
 @contextlib.contextmanager
 def _working_on(path: Path) -> Iterator[None]:
-    """Keep others from continuing or collecting the whole run meanwhile, as far as the file system can."""
+    """Keep others from continuing or collecting the whole run meanwhile, where the file system has locks.
+
+    Raises:
+        RocmlabError: another process does so now, and for longer than a moment.
+    """
     with (path / "journal.jsonl").open("rb") as journal:
-        with contextlib.suppress(OSError):
-            fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _lock(journal, path.name)
         yield
+
+
+def _lock(journal: BinaryIO, run: str) -> None:
+    """Take the lock that all elements have together."""
+    end = time.monotonic() + LOCK_WAIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise RocmlabError(
+                    f"the run {run} is still running",
+                    "another process continues or collects it: `rocmlab run --resume`, or `rocmlab export collect`",
+                    "wait for its end, or stop it with Ctrl-C where it runs; then submit this job again",
+                ) from None
+        except OSError as err:
+            if err.errno not in NO_LOCKS:
+                raise
+            return
+        time.sleep(LOCK_POLL_SECONDS)
 
 
 def _before(part: Part, job: Job) -> Before:

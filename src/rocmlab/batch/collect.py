@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +18,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.batch import layout
 from rocmlab.batch.part import Part
 from rocmlab.reports import compare
-from rocmlab.runs.folder import RunFolder
+from rocmlab.runs.folder import DRAFT, RunFolder
 from rocmlab.runs.jobs import EXIT_CODES, Job, Result, not_run
 from rocmlab.runs.outcome import resume, retries
 from rocmlab.runs.outcome.results import Run, versions
@@ -25,6 +27,29 @@ log = logging.getLogger("rocmlab")
 
 POLL_SECONDS = 5.0
 NEVER = "the scheduler never started it"
+RUNNING = "it is still running"
+UNCLEAR = "it is running or was killed: this file system has no locks, which would show it"
+NOTES = {
+    RUNNING: "some jobs are still running: collect again when they have finished",
+    UNCLEAR: "some jobs are running or were killed: those no longer in the scheduler's queue need a new submission",
+}
+
+
+class Whole(RunFolder):
+    """The folder of an exported run, whose jobs may run meanwhile, each in its part."""
+
+    def __init__(self, path: Path, jobs: Container[str]) -> None:
+        super().__init__(path)
+        self.jobs = jobs
+
+    def remove_drafts(self, job: str | None = None) -> None:
+        """Remove what killed processes have left half written, of jobs of which the lock shows that none runs."""
+        drafts = [each for each in self.path.glob(".*") if DRAFT.fullmatch(each.name)]
+        for draft in drafts:  # none is of a process that starts from now on
+            name = draft.name[1:].rsplit(".", 2)[0]
+            if name in self.jobs and job in (None, name) and _is_going(Part(self.path, name)) is False:
+                with contextlib.suppress(OSError):
+                    draft.unlink()
 
 
 def collect(path: Path, wait_seconds: float = 0.0) -> Run:
@@ -39,7 +64,7 @@ def collect(path: Path, wait_seconds: float = 0.0) -> Run:
     path = path.expanduser().absolute()
     laid = layout.read(path)
     _wait(path, laid, wait_seconds)
-    folder = RunFolder(path)
+    folder = Whole(path, {described["name"] for described in laid.jobs})
     is_whole = _locked(folder)
     try:
         session = resume.read(folder)
@@ -51,6 +76,9 @@ def collect(path: Path, wait_seconds: float = 0.0) -> Run:
             if is_whole and result.status != "not run" and result != entry.result:
                 folder.log("job finished", job=entry.name, key=described["key"], result=result.as_dict())
             results.append(result)
+        notes = [NOTES[each] for each in NOTES if any(each in result.warnings for result in results)]
+        if not is_whole and not notes:  # one begins or ends just now
+            notes = [NOTES[RUNNING]]
         run = Run(
             folder=folder,
             results=results,
@@ -60,11 +88,10 @@ def collect(path: Path, wait_seconds: float = 0.0) -> Run:
             slots=_most_at_once(results),
             versions=_versions(path, laid),
             earlier=_earlier(session.options.get("compare"), path),
+            notes=notes,
         )
-        if not is_whole:
-            run.notes.append("some jobs are still running: collect again when they have finished")
         run.save()
-        if is_whole:
+        if not notes:
             folder.log("run finished", status=run.as_dict()["run"]["status"])
         return run
     finally:
@@ -90,17 +117,34 @@ def _wait(path: Path, laid: layout.Layout, seconds: float) -> None:
             time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
 
 
+def _is_going(part: Part) -> bool | None:
+    """Return whether a process works on a job; None where that is unknown: its file system has no locks."""
+    try:
+        with part.journal_path.open("rb") as journal:
+            fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
 def _is_settled(part: Part, most_retries: int) -> bool:
     """Return whether a job has finished and will not be retried."""
-    if not part.has_begun() or part.is_going():
+    if not part.has_begun() or (is_going := _is_going(part)):
         return False
-    last, tries = "", 0
+    last, tries, has_ended = "", 0, False
     for event in part.journal():
-        tries += event.get("event") in ("run started", "run resumed")
-        if event.get("event") in ("job finished", "job started"):
+        kind = event.get("event")
+        if kind in ("run started", "run resumed"):
+            tries, has_ended = tries + 1, False
+        elif kind == "job started":
+            last = "killed"
+        elif kind == "job finished":
             result = event.get("result")
-            status = result.get("status") if isinstance(result, dict) else None
-            last = str(status) if event["event"] == "job finished" else "killed"
+            last, has_ended = str(result.get("status") if isinstance(result, dict) else None), True
+    if is_going is None and not has_ended:
+        return False
     return tries > most_retries if not last or last in retries.MAY_PASS else True
 
 
@@ -109,10 +153,13 @@ def _result(part: Part, entry: resume.Entry, described: Mapping[str, Any], times
     job = Job(entry.name, described["notebook"], entry.request.parameters, described["kernel"])
     if not part.has_begun():
         return entry.result or replace(not_run(job), warnings=[NEVER])
+    is_going = _is_going(part)  # before its journal is read, since it may end now
     own = resume.entry_of(resume.read(part), entry.name, part)
     times += [event["time"] for event in part.journal() if records.is_time(event.get("time"))]
     if own.result is not None:  # a notebook is converted after its result was written
         return replace(own.result, files=part.files(entry.name))
+    if is_going is not False:
+        return replace(not_run(job), warnings=[UNCLEAR if is_going is None else RUNNING], attempts=own.attempts)
     if own.last is None:
         return replace(not_run(job), warnings=[NEVER], attempts=own.attempts)
     why = "its process was killed while it ran: by the scheduler, or because its machine stopped"

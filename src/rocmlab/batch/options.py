@@ -24,6 +24,7 @@ EXAMPLES = {
     "job": "rocmlab export job share/runs/20260101T000000Z-tonight 3",
     "collect": "rocmlab export collect share/runs/20260101T000000Z-tonight --wait 3600",
 }
+PARALLEL = {"slurm": "", "k8s": " with the same number of GPUs"}  # which Kubernetes cannot limit together
 MAX_NUMBER = 1_000_000
 
 
@@ -57,7 +58,7 @@ def _add_run(made: argparse.ArgumentParser, kind: str) -> None:
         "--parallel",
         type=_count("--parallel"),
         metavar="N",
-        help="how many jobs may run at the same time (default: no limit)",
+        help=f"how many jobs{PARALLEL[kind]} may run at the same time (default: no limit)",
     )
     made.add_argument("--copy", action="store_true", help="copy the notebooks, and no other files, into the run folder")
     made.add_argument("--json", action="store_true", help="print the folder and its jobs as JSON")

@@ -101,6 +101,8 @@ def _submit(layout: Layout, folder: Path, array_size: int, parallel: int | None)
             more = "" if is_whole or count == array_size else f"--array={_range(count, parallel)} "
             lines.append(f"submit {more}{script}{'' if is_whole else f' {begin}'}")
     collect = shlex.quote(str(folder / FOLDER / COLLECT))
+    # Slurm limits how many elements of one array run, so with a limit of the run one array runs after the other.
+    after = ' ${ids:+"--dependency=afterany:${ids##*:}"}' if parallel else ""
     return f"""#!/bin/bash
 # Hands {layout.run} to Slurm.
 # Arguments of this script are passed to every sbatch; --test-only asks Slurm whether it would accept the jobs.
@@ -117,7 +119,7 @@ undo() {{ # a partly submitted run is cancelled: submitting it again would run t
 trap undo EXIT
 submit() {{
   local id
-  id=$(sbatch --parsable "${{options[@]}}" "$@")
+  id=$(sbatch --parsable "${{options[@]}}"{after} "$@")
   ids=$ids:${{id%%;*}}
 }}
 case " $* " in

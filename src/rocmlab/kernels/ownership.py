@@ -12,7 +12,7 @@ from typing import Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.safe import printable
-from rocmlab.devices import Device, visibility
+from rocmlab.devices import Device, discover, system_root, visibility
 from rocmlab.kernels import gpu_processes
 from rocmlab.kernels.gpu_processes import GpuProcess
 from rocmlab.kernels.gpus import Gpus, are_mixed, label, look
@@ -22,6 +22,11 @@ log = logging.getLogger("rocmlab")
 
 LINGER_SECONDS = 0.5  # the driver still lists a process that has just ended
 UNNAMED = "a kernel without a notebook"
+GONE = (
+    "Kernel > Restart Kernel… takes another GPU, unless this kernel is for that one alone;\n"
+    "make doctor, on the host, shows what is wrong with it;\n"
+    "or compute on the CPU: Kernel > Change Kernel… > {title} (CPU)"
+)
 FULL = "you have as many GPUs as a user of this host may have"
 DRAINED = "this machine gives no new GPUs"
 WHAT_TO_DO = (
@@ -79,12 +84,28 @@ class NotFree(RocmlabError):
 class Turn:
     """A kernel's place among all who wait for GPUs of this host, until it gets some or leaves."""
 
-    def __init__(self, leases: Leases, options: Sequence[Device], count: int, holder: Holder, title: str) -> None:
+    def __init__(
+        self,
+        leases: Leases,
+        found: tuple[Sequence[Device], int],
+        look_again: Callable[[], tuple[Sequence[Device], int]],
+        holder: Holder,
+        title: str,
+    ) -> None:
+        """Make a first attempt possible; `join` begins the waiting.
+
+        Args:
+            leases: of the host.
+            found: the GPUs among which the kernel may choose, and how many it needs.
+            look_again: returns the same as it is later: GPUs vanish and appear, which numbers the others again.
+            holder: for whom.
+            title: of the framework, for messages.
+        """
         self._leases = leases
-        self._options = options
-        self._count = count
+        self._options, self._count = found
+        self._look_again = look_again
         self._holder = holder
-        self._title = title  # of the framework, for messages
+        self._title = title
         self._ticket: Ticket | None = None
 
     @property
@@ -102,10 +123,11 @@ class Turn:
         """Lease what the kernel needs if that is free and it is its turn; that ends the waiting.
 
         Raises:
-            RocmlabError: no lease can be taken.
+            RocmlabError: no lease can be taken, or what the kernel needs is not there any more.
         """
         ticket = self._ticket  # another thread may leave meanwhile
         if ticket is not None:
+            self._options, self._count = self._look_again()
             self._leases.renew(ticket, self._options, self._count)
         seen = gpu_processes.in_time(self._options)
         holder = replace(self._holder, started=Holder.here("").started)
@@ -185,19 +207,19 @@ def claim(
         )
     if wanted in (0, "0"):
         return Owned()
-    gpus = look(environment)
-    if gpus.problem:
-        found = gpus.problem
-        fix = f"{found.fix}\nor compute on the CPU: Kernel > Change Kernel… > {title} (CPU)"
-        raise RocmlabError(found.what, found.why, fix)
+    gpus = _look(environment, title)
     if gpus.is_shared or not gpus.devices:
         if gpus.is_shared or wanted in (1, "1"):
             return Owned(is_shared=gpus.is_shared)
         raise RocmlabError(
             "this lab has no GPU", f"this kernel is for {_as_text(wanted)}", f"choose the kernel {title}"
         )
-    options, count = _options(wanted, gpus, title)
-    turn = Turn(Leases.of_host(environment), options, count, Holder.here(notebook or UNNAMED), title)
+
+    def look_again() -> tuple[list[Device], int]:
+        return _options(wanted, _look(environment, title), title)
+
+    holder = Holder.here(notebook or UNNAMED)
+    turn = Turn(Leases.of_host(environment), _options(wanted, gpus, title), look_again, holder, title)
     owned = turn.attempt()
     if owned is None:
         try:
@@ -211,9 +233,24 @@ def claim(
     return owned
 
 
+def _look(environment: Mapping[str, str], title: str) -> Gpus:
+    """Return the GPUs of this lab; raise RocmlabError if it is meant for some and has none."""
+    gpus = look(environment)
+    if found := gpus.problem:
+        fix = f"{found.fix}\nor compute on the CPU: Kernel > Change Kernel… > {title} (CPU)"
+        raise RocmlabError(found.what, found.why, fix)
+    return gpus
+
+
 def _options(wanted: int | str, gpus: Gpus, title: str) -> tuple[list[Device], int]:
     """Return among which GPUs the kernel may choose, and how many it gets."""
     devices = list(gpus.devices)
+    if not devices:
+        raise RocmlabError(
+            "this lab has no GPU any more",
+            "it had when this kernel began to wait for one",
+            f"on the host: make doctor; or compute on the CPU: Kernel > Change Kernel… > {title} (CPU)",
+        )
     if wanted == "all":
         return devices, len(devices)
     if isinstance(wanted, int) or wanted.isdecimal():
@@ -233,19 +270,67 @@ def _options(wanted: int | str, gpus: Gpus, title: str) -> tuple[list[Device], i
     return named, len(named)
 
 
+def renumbered(owned: Owned, title: str) -> Owned:
+    """Return what a kernel has with the numbers that its GPUs have now.
+
+    A lock is called by the render node, which stays. A mask counts the GPUs that are there, so when one vanishes or
+    appears the same number may name a GPU that another kernel has leased.
+
+    Args:
+        owned: with a lease.
+        title: of the framework, for messages.
+
+    Raises:
+        RocmlabError: one of its GPUs is gone, or cannot be used any more.
+    """
+    present = {_identity(device): device for device in discover(system_root(), {})}  # no mask: it would hide by number
+    devices = []
+    for leased in owned.devices:
+        device = present.get(_identity(leased))
+        if device is None or not device.is_usable:
+            raise _gone(leased, device, title)
+        devices.append(device)
+    if [device.index for device in devices] == [leased.index for leased in owned.devices]:
+        return owned
+    return _warned(replace(owned, devices=tuple(devices), warnings=()))  # those name it by its old number
+
+
+def _identity(device: Device) -> tuple[str, str | None]:
+    return key(device), device.pci_address
+
+
+def _gone(leased: Device, present: Device | None, title: str) -> RocmlabError:
+    name = label(replace(leased, index=None))  # its number may be another's now
+    if present is not None:
+        return RocmlabError(
+            f"{name}, which this kernel had, cannot be used any more",
+            present.why_not or "its driver does not report the cause",
+            GONE.format(title=title),
+        )
+    return RocmlabError(
+        f"{name}, which this kernel had, is gone",
+        f"no GPU is there now with its address and its render node ({leased.render_node or 'unknown'})",
+        GONE.format(title=title),
+    )
+
+
 def checked(owned: Owned) -> Owned:
     """Return it with a warning for each GPU that processes use without a lease."""
     try:
-        found = [*owned.warnings]
-        if any(gpu_processes.in_time(owned.devices).values()):
-            time.sleep(LINGER_SECONDS)  # claims are made in a thread of their own
-            found += also_used(gpu_processes.in_time(owned.devices), label)
-        for text in found:
-            log.warning("%s", printable(text))
-        return replace(owned, warnings=tuple(found))
+        return _warned(owned)
     except BaseException:
         owned.release()
         raise
+
+
+def _warned(owned: Owned) -> Owned:
+    found = [*owned.warnings]
+    if any(gpu_processes.in_time(owned.devices).values()):
+        time.sleep(LINGER_SECONDS)  # this is called in a thread of its own
+        found += also_used(gpu_processes.in_time(owned.devices), label)
+    for text in found:
+        log.warning("%s", printable(text))
+    return replace(owned, warnings=tuple(found))
 
 
 def take(

@@ -1,20 +1,23 @@
 """Shut down idle kernels that have GPUs, if the user has enabled that.
 
 The panel's extension imports it when CULL_IDLE_GPU_KERNELS_SECONDS is first set. A kernel that is busy, and
-one without a lease, is never touched. The warning goes to the server's log and, as a message of the kernel, to every
-page that has the kernel open, where JupyterLab shows it in its log (View > Show Log Console): no cell is running that
-it could belong to.
+one without a lease, is never touched; one to which no page has connected since its start counts as idle. The warning
+goes to the server's log and, as a message of the kernel, to every page that has the kernel open, where JupyterLab shows
+it in its log (View > Show Log Console): no cell is running that it could belong to. The notice is counted by a clock
+that no one sets, and that stands while the machine sleeps.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
 from tornado.ioloop import PeriodicCallback
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.lab.leased_kernels import LeasedKernels
+from rocmlab.lab.leased_kernels import IDLE, LeasedKernels
 from rocmlab.lab.server.idle import CULLING as SETTING
 from rocmlab.lab.server.idle import seconds
 
@@ -26,13 +29,29 @@ MAX_PAUSE_SECONDS = 30.0
 class Culler:
     """Looks at the kernels of a server now and then."""
 
-    def __init__(self, server: Any, limit: float) -> None:  # noqa: ANN401  jupyter_server's ServerApp
+    def __init__(
+        self,
+        server: Any,  # noqa: ANN401
+        limit: float,
+        now: Callable[[], datetime] | None = None,
+        elapsed: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Look at a server's kernels.
+
+        Args:
+            server: jupyter_server's ServerApp.
+            limit: seconds without work after which a kernel is shut down.
+            now: returns the time.
+            elapsed: returns seconds that only grow, whatever the time is set to.
+        """
         self.limit = limit
         self.notice = min(MAX_NOTICE_SECONDS, limit * NOTICE_SHARE)
         self._kernels = server.kernel_manager
         self._leased = LeasedKernels(server)
         self._log = server.log
-        self._warned: dict[str, tuple[datetime, datetime]] = {}  # kernel: its last work, and when its user was warned
+        self._now = now or (lambda: datetime.now(timezone.utc))
+        self._elapsed = elapsed
+        self._warned: dict[str, tuple[datetime, float]] = {}  # kernel: its last work, and `elapsed` at its warning
         pause = min(MAX_PAUSE_SECONDS, self.notice / 2)
         self._timer = PeriodicCallback(self.look, pause * 1000)
 
@@ -47,7 +66,7 @@ class Culler:
 
     async def look(self) -> None:
         """Warn the users of idle kernels, and shut down those that were warned long enough ago."""
-        now = datetime.now(timezone.utc)
+        now = self._now()
         idle = {kernel_id: since for kernel_id in self._kernels.list_kernel_ids() if (since := self._idle(kernel_id))}
         self._warned = {each: told for each, told in self._warned.items() if idle.get(each) == told[0]}
         for kernel_id, since in idle.items():
@@ -57,9 +76,9 @@ class Culler:
             if kernel_id not in self._warned:
                 if quiet >= self.limit - self.notice:
                     left = max(self.limit - quiet, self.notice)
-                    self._warned[kernel_id] = (since, now)
+                    self._warned[kernel_id] = (since, self._elapsed())
                     self._tell(kernel_id, f"in {left:.0f} seconds it is shut down, unless a cell is run")
-            elif quiet >= self.limit and (now - self._warned[kernel_id][1]).total_seconds() >= self.notice:
+            elif quiet >= self.limit and self._elapsed() - self._warned[kernel_id][1] >= self.notice:
                 self._tell(kernel_id, "it is shut down now; what it had in memory is lost")
                 self._warned.pop(kernel_id, None)
                 await self._leased.shut_down(kernel_id)
@@ -69,9 +88,9 @@ class Culler:
         if self._leased.lease(kernel_id) is None:
             return None
         manager = self._kernels.get_kernel(kernel_id)
-        if manager.execution_state != "idle":
+        if manager.execution_state not in IDLE:
             return None
-        since: datetime = manager.last_activity
+        since: datetime | None = manager.last_activity
         return since
 
     def _tell(self, kernel_id: str, what: str) -> None:

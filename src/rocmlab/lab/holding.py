@@ -25,10 +25,9 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import duration, utc
 from rocmlab.base.host_limits import MAX_HOLD, HostLimits
 from rocmlab.kernels.leases import Holder, Lease, Leases, Waiter
-from rocmlab.lab.leased_kernels import LeasedKernels
+from rocmlab.lab.leased_kernels import IDLE, LeasedKernels
 
 LOOK_SECONDS = 15.0
-IDLE = ("idle", "starting")  # a kernel is `starting` until a page has sent it a message
 
 
 @dataclass

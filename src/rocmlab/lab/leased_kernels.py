@@ -9,6 +9,8 @@ from rocmlab.kernels.leases import Lease
 from rocmlab.lab import notices
 from rocmlab.lab.provisioner import RocmlabProvisioner
 
+IDLE = ("idle", "starting")  # a kernel is `starting` until a page has sent it a message
+
 
 class LeasedKernels:
     """Those of jupyter_server's kernel manager."""

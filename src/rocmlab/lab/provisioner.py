@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,9 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
                     self.log.warning(
                         "the kernel %s waits for a GPU, and now none can be leased: %s", self.kernel_id, err
                     )
+                    notices.tell(
+                        self.kernel_id, f"rocmlab: this kernel waits for a GPU, and now none can be leased: {err}"
+                    )
                 problem = str(err)
         if is_served:
             await self._restart_with_gpus()
@@ -270,8 +274,12 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
 
     async def _own(self, environment: dict[str, str]) -> Owned:
         """Return what the kernel has already, when it is restarted; else take it, unless a driver or share hangs."""
-        if self.owned and self.owned.lease:
-            return self.owned
+        title = kernels.framework_title(self.kernel_spec.metadata)
+        if (before := self.owned) and before.lease:
+            now = await _answer(functools.partial(ownership.renumbered, before, title), title, late=_ignore_late)
+            if self.owned is before:  # else it was let go meanwhile
+                self.owned = now
+                return now
         async with self._claiming:  # it may be served just then
             if (turn := self._turn) is not None:
                 await self._attempt(turn)
@@ -279,23 +287,9 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
                 return self.owned
             if turn is not None:
                 raise await asyncio.to_thread(turn.not_free)
-        title = kernels.framework_title(self.kernel_spec.metadata)
         arguments = (self.gpus, ownership.notebook_of(environment), dict(os.environ), title)
-        waits = self._server_kernels is not None
-        claim = asyncio.ensure_future(asyncio.to_thread(ownership.claim, *arguments, waits=waits))
-        try:
-            done, _ = await asyncio.wait([claim], timeout=ANSWER_SECONDS)
-        except BaseException:
-            claim.add_done_callback(_release_late)
-            raise
-        if not done:
-            claim.add_done_callback(_release_late)
-            raise RocmlabError(
-                f"the GPUs could not be read within {ANSWER_SECONDS:g} seconds",
-                "a driver, or the folder of the leases, does not answer",
-                f"on the host: make doctor; meanwhile: Kernel > Change Kernel… > {title} (CPU)",
-            )
-        return self._keep(claim.result())
+        claim = functools.partial(ownership.claim, *arguments, waits=self._server_kernels is not None)
+        return self._keep(await _answer(claim, title, late=_release_late))
 
     def _keep(self, owned: Owned) -> Owned:
         self.owned = owned
@@ -384,6 +378,24 @@ async def installed(prefix: Path, seconds: float = INSTALL_SECONDS) -> None:
         await asyncio.sleep(installation.POLL_SECONDS)
 
 
+async def _answer(question: Callable[[], Owned], title: str, late: Callable[[asyncio.Future[Owned]], None]) -> Owned:
+    """Return what a question has as its answer, unless a driver or share hangs; `late` gets one that comes later."""
+    asked = asyncio.ensure_future(asyncio.to_thread(question))
+    try:
+        done, _ = await asyncio.wait([asked], timeout=ANSWER_SECONDS)
+    except BaseException:
+        asked.add_done_callback(late)
+        raise
+    if not done:
+        asked.add_done_callback(late)
+        raise RocmlabError(
+            f"the GPUs could not be read within {ANSWER_SECONDS:g} seconds",
+            "a driver, or the folder of the leases, does not answer",
+            f"on the host: make doctor; meanwhile: Kernel > Change Kernel… > {title} (CPU)",
+        )
+    return asked.result()
+
+
 def _on_exit(reference: weakref.ref[RocmlabProvisioner], descriptor: int) -> None:
     """A kernel's process has ended."""
     provisioner = reference()
@@ -401,6 +413,11 @@ def _release_late(claim: asyncio.Future[Any]) -> None:
         err.turn.leave()
     elif err is None and claim.result() is not None:
         claim.result().release()
+
+
+def _ignore_late(answer: asyncio.Future[Any]) -> None:
+    if not answer.cancelled():
+        answer.exception()  # else asyncio reports that no one has seen it
 
 
 def _banner(owned: Owned) -> str:

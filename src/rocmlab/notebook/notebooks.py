@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import files
+from rocmlab.base import files, safe
 
 Notebook = dict[str, Any]
 INJECTED = "injected-parameters"  # tag of papermill's own cell behind the one that is tagged `parameters`
 ERROR_MARKER = "papermill-error-cell-tag"  # of the cells that papermill adds to a failed notebook
 TOP_KEYS = ("metadata", "nbformat", "nbformat_minor")
 TRANSIENT = ("orig_nbformat", "orig_nbformat_minor")
+END_BYTES = 64  # of a file, at which is looked
 CELL_KEYS = {"code": ("outputs", "execution_count"), "markdown": (), "raw": ()}
 
 
@@ -82,6 +84,20 @@ def pieces(notebook: Mapping[str, Any]) -> Iterator[str]:
 def save(notebook: Mapping[str, Any], path: Path) -> None:
     """Replace a file by a notebook, atomically: a reader sees the old one or the new one."""
     files.write_pieces(path, pieces(notebook))
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a saved notebook is there, and begins and ends as one.
+
+    What a power cut leaves is empty, cut short or full of zeros; to read all of thousands would take minutes.
+    """
+    try:
+        with safe.reading(path) as file:
+            begin = file.read(END_BYTES)
+            file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
+            return begin.lstrip().startswith(b"{") and file.read().rstrip().endswith(b"}")
+    except OSError:
+        return False
 
 
 def mark_errors(notebook: Notebook) -> tuple[Notebook, str]:

@@ -57,16 +57,20 @@ def spread(numbers: Sequence[float]) -> Spread:
 
 
 def used(devices: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return what a job used in all: the VRAM of the fullest device, the mean use, the energy of all; None: unknown."""
+    """Return what a job used in all: the VRAM of the fullest device, the mean use, the energy of all; None: unknown.
+
+    The energy is also unknown where it is of one device, or for a part of the time.
+    """
 
     def known(name: str) -> list[float]:
         return [device[name] for device in devices if is_number(device.get(name))]
 
     peak, busy, energy = known("peak_vram_bytes"), known("mean_busy_percent"), known("energy_joules")
+    is_whole = len(energy) == len(devices) and not any(device.get("energy_is_partial") for device in devices)
     return {
         "peak_vram_bytes": max(peak) if peak else None,
         "mean_busy_percent": statistics.fmean(busy) if busy else None,
-        "energy_joules": sum(energy) if energy else None,
+        "energy_joules": sum(energy) if energy and is_whole else None,
     }
 
 

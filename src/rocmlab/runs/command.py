@@ -15,6 +15,7 @@ from rocmlab.devices import product_names
 from rocmlab.runs import prepare
 from rocmlab.runs.notification import Notification
 from rocmlab.runs.prepare import Connect, Means, Task
+from rocmlab.runs.screen.lossy import Lossy, make_lossy
 from rocmlab.runs.spec import options
 from rocmlab.runs.spec.options import parser as parser
 from rocmlab.runs.workers.forking import JobForkServers
@@ -52,10 +53,11 @@ def main(arguments: Sequence[str], connect: Connect | None = None) -> int:
         else:
             from rocmlab.runs.screen import summary
 
-            summary.show(run, _console())
+            summary.show(run, make_lossy(_console()))
     finally:  # also where the terminal was closed
         if notification.is_due:  # what a run has to tell takes seconds where it has many jobs
             notification.send(run.folder.path, run.as_dict())
+    Lossy(sys.stderr).flush()  # a warning that no one reads any more is no reason to exit with 120
     return 0 if run.is_ok else 1
 
 
@@ -105,7 +107,7 @@ def _run(task: Task, fork_servers: JobForkServers, notification: Notification) -
     environment = {**os.environ, "ROCMLAB_SHARE": str(task.share)}
     environment["ROCMLAB_ENGINE"] = "rocmlab"  # a run inside a job is one of this machine
     folder = task.folder or RunFolder.create(task.share, options.name_of(args, task.jobs))
-    console = _console(to_stderr=True)
+    console = make_lossy(_console(to_stderr=True))
     _announce(task, folder, console)
     meters = Meters()
     count = len(task.jobs) - len(task.before.results)

@@ -7,6 +7,7 @@ import fcntl
 import glob
 import logging
 import os
+import re
 import time
 import weakref
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from rocmlab.runs.jobs import safe_name
 
 log = logging.getLogger("rocmlab")
 
-DRAFT = files.draft_of("(ipynb|html|json|xml)")
+DRAFT = files.draft_of(r".+\.(ipynb|html|json|xml)")
 PARTS = "parts"  # of the folder of an exported run, each of which one job writes
 KINDS = {"notebook": ".ipynb", "html": ".html", "log": ".log", "samples": ".samples.jsonl"}
 
@@ -141,10 +142,14 @@ class RunFolder:
             self.path.rmdir()
 
     def remove_drafts(self, job: str | None = None) -> None:
-        """Remove the drafts of processes killed while they saved: of one job, or of all where nothing saves now."""
-        begin = "*" if job is None else f"{glob.escape(job)}.*"
-        for path in self.path.glob(f".{begin}"):
-            if DRAFT.fullmatch(path.name):
+        """Remove the drafts of processes killed while they saved: of one job, or of all where nothing saves now.
+
+        `tune-lr=0` is not `tune-lr=0.1`, which may be saving.
+        """
+        drafts = DRAFT if job is None else files.draft_of(rf"{re.escape(job)}\.(ipynb|html)")
+        begin = "" if job is None else glob.escape(job)
+        for path in self.path.glob(f".{begin}*"):
+            if drafts.fullmatch(path.name):
                 with contextlib.suppress(OSError):
                     path.unlink()
 

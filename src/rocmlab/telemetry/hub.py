@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ SIDE = {
     "devices": "the devices",
     "processes": "the processes on the devices",
 }  # found next to the readings
+READINGS = "readings"
 
 T = TypeVar("T")
 Attribute = Callable[[Sequence[Device]], Sequence[GpuProcess]]
@@ -65,7 +66,8 @@ class Hub:
         self._running: asyncio.Task[None] | None = None
         self._side: dict[str, asyncio.Task[None]] = {}  # what runs in the threads next to the readings
         self._side_at: dict[str, float] = {}  # when it was begun
-        self._troubles: dict[str, Problem] = {}  # with that
+        self._troubles: dict[str, Problem] = {}  # with that, and with the readings
+        self._seen: dict[str, Device] = {}  # all there ever were
         self._found_problems: Sequence[Problem] = ()  # of the devices
         self._hardware: object = None  # changes when devices change
         self._found_at = float("-inf")
@@ -105,8 +107,18 @@ class Hub:
         return self._running is not None
 
     @property
+    def known(self) -> list[Device]:
+        """All devices that there ever were as long as this object lives, those that are missing now too."""
+        return list(self._seen.values())
+
+    @property
+    def failure(self) -> Problem | None:
+        """Why the last reading failed; None if it did not. The next one follows."""
+        return self._troubles.get(READINGS)
+
+    @property
     def problems(self) -> Sequence[Problem]:
-        """What is wrong with the devices, and with looking for them and for the processes on them."""
+        """What is wrong with the devices, with reading and finding them, and with finding the processes on them."""
         return (*self._found_problems, *self._troubles.values())
 
     async def close(self) -> None:
@@ -118,7 +130,8 @@ class Hub:
         await asyncio.gather(*tasks, return_exceptions=True)
         for news in self._viewers:
             _offer(news, None)
-        background.start(self._sampler.close)  # which waits for a reading
+        with suppress(RuntimeError):  # no thread can be started: its files are closed with the process
+            background.start(self._sampler.close)  # which waits for a reading
 
     def _start(self) -> None:
         if self._running is None and not self._is_closed:
@@ -136,24 +149,27 @@ class Hub:
         return bool(self._viewers or self._keepers) and not self._is_closed
 
     async def _run(self) -> None:
-        """Read as long as there is a viewer or a recorder."""
+        """Read as long as there is a viewer or a recorder; a reading that fails is reported, and retried."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         self._processes = None  # those of the last viewing may have ended
         if "processes" in self._side and self._side["processes"].done():
-            del self._side_at["processes"]  # they are looked for immediately
+            self._side_at.pop("processes", None)  # they are looked for immediately
         self._begin("devices", FIND_SECONDS, self._find)
         await asyncio.wait([self._side["devices"]], timeout=FIRST_SECONDS)
         while self._is_wanted():
-            self._begin("devices", FIND_SECONDS, self._find)
-            if self._attribute is not None:
-                self._begin("processes", self._processes_seconds, self._find_processes)
-            self._tell_what_hangs()
-            if list(self._sampler.devices) != list(self.devices):
-                await _in_thread(partial(setattr, self._sampler, "devices", self.devices))
-            self._publish(await _in_thread(self._sampler.read))
+            await self._try(READINGS, "the devices could not be read", self._read)
             due = max(due + self._pause_seconds(), loop.time())
             await asyncio.sleep(due - loop.time())
+
+    async def _read(self) -> None:
+        self._begin("devices", FIND_SECONDS, self._find)
+        if self._attribute is not None:
+            self._begin("processes", self._processes_seconds, self._find_processes)
+        self._tell_what_hangs()
+        if list(self._sampler.devices) != list(self.devices):
+            await _in_thread(partial(setattr, self._sampler, "devices", self.devices))
+        self._publish(await _in_thread(self._sampler.read))
 
     def _pause_seconds(self) -> float:
         """Return how long to wait for the next reading: longer while there are only sleeping GPUs."""
@@ -174,17 +190,18 @@ class Hub:
             return
         if now >= self._side_at.get(name, float("-inf")) + every_seconds:
             self._side_at[name] = now
-            self._side[name] = asyncio.get_running_loop().create_task(self._try(name, work))
+            what = f"{SIDE[name]} could not be found"
+            self._side[name] = asyncio.get_running_loop().create_task(self._try(name, what, work))
 
-    async def _try(self, name: str, work: Callable[[], Any]) -> None:
+    async def _try(self, name: str, what: str, work: Callable[[], Any]) -> None:
         """Do it, and report errors; the readings continue."""
         try:
             await work()
         except Exception as err:
             if name not in self._troubles:
-                log.exception("%s could not be found", SIDE[name])
+                log.exception("%s", what)
             self._troubles[name] = Problem(
-                f"{SIDE[name]} could not be found",
+                what,
                 f"{type(err).__name__}: {err}",
                 "report it, with the lines of the server's log",
             )
@@ -216,6 +233,7 @@ class Hub:
         gone = {device_id(device) for device in self.devices} - {device_id(device) for device in devices}
         if gone:
             log.warning("gone: %s", ", ".join(sorted(gone)))
+        self._seen |= {device_id(device): device for device in devices}
         self.devices, self._found_problems = devices, problems
 
     async def _find_processes(self) -> None:

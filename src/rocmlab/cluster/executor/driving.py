@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import pickle
 import sys
@@ -19,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import safe
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.executor import delivery
 from rocmlab.cluster.executor.remote_job import RemoteJob, RemoteRun
@@ -27,8 +29,12 @@ from rocmlab.cluster.executor.watching import NodeWatch
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.workers.commands import Command, Commands
 
+log = logging.getLogger("rocmlab")
+
 FLUSH_SECONDS = 5.0  # for the agents to end their fork servers
 UNSEEN = f"not seen here as they were written within {delivery.SEEN_SECONDS:g} s, the share is slow: {{names}}"
+KEPT = "{names} could not be brought into the run folder ({why}): copy them from node {node}, where they are in {path}"
+LOST = "{names} could not be brought into the run folder ({why}), and its node {node} does not answer"
 
 
 class Driver:
@@ -72,7 +78,7 @@ class Driver:
             remote = _received(file)
             assert isinstance(remote, RemoteJob)
             name = remote.job.name
-            receiver = delivery.Receiver(self.folder, name)
+            receiver = delivery.Receiver(self.folder, name, self.submitter.run.exchange)
             async with self.turn:
                 notebook = await asyncio.to_thread(Path(remote.job.notebook).read_bytes)
                 if begun.is_cancelled:
@@ -94,22 +100,41 @@ class Driver:
         assert self.submitter is not None
         assert self.folder is not None
         kind = event["event"]
-        if kind == "file":
+        if kind in ("file", "left"):
             await asyncio.to_thread(receiver.take, event)
-            return
-        if kind == "left":
-            target = self.folder.file(name, delivery.kind_of(event))
-            await asyncio.to_thread(delivery.fetch, event["address"], target, self.submitter.run.exchange or "")
             return
         if kind == "placed":
             event["node"] = self.nodes.name(event["node_id"])
             begun.placed(event["node_id"], self.submitter.agents.get(event["node_id"]))
+        elif kind == "ending" and event["handed"]:
+            await self._settle(begun, name, event, receiver)
         elif kind == "ending" and event["left"]:
             left = {kind: size for kind, size in event["left"].items() if delivery.kind_of({"kind": kind})}
             unseen = await asyncio.to_thread(delivery.wait_until_seen, self.folder, name, left)
             if unseen:
                 event["ending"]["warnings"].append(UNSEEN.format(names=", ".join(unseen)))
         self._say(begun.number, event)
+
+    async def _settle(self, begun: Begun, name: str, event: dict[str, Any], receiver: delivery.Receiver) -> None:
+        """Have a job's node remove the files that it has handed over, or keep them where one is missing here."""
+        assert self.submitter is not None
+        assert self.folder is not None
+        missing = receiver.missing(event["handed"])
+        agent: Any = self.submitter.agents.get(begun.node_id or "")
+        if not missing:
+            with contextlib.suppress(Exception):  # the node is gone
+                await agent.delivered.remote(self.folder.path.name, name)
+            return
+        names = ", ".join(self.folder.file(name, kind).name for kind in missing)
+        why = next((receiver.failed[kind] for kind in missing if kind in receiver.failed), "its node cannot read it")
+        said = {"names": names, "why": why, "node": self.nodes.name(begun.node_id or "")}
+        try:
+            path = await agent.keep.remote(self.folder.path.name, name, begun.number)
+            warning = KEPT.format(**said, path=safe.shown(path))
+        except Exception:
+            log.debug("the files of %s", name, exc_info=True)
+            warning = LOST.format(**said)
+        event["ending"]["warnings"].insert(0, warning)
 
     def _say(self, number: int, event: Mapping[str, Any]) -> None:
         self.commands.report("job", number=number, update=event)

@@ -6,6 +6,7 @@ It is an actor of Ray without resources. It belongs to the Ray driver process, a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -14,8 +15,10 @@ from pathlib import Path
 
 from rocmlab.cluster.node import session
 from rocmlab.kernels.recipes import Recipe
+from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.workers.forking import Group, JobForkServers
 
+KEPT = "kept"  # the folder for what could not be copied back
 DONE = ""  # what its watcher gets when its job has ended by itself
 
 
@@ -73,10 +76,28 @@ class NodeAgent:
         request.why = why
         request.changed.set()
 
+    async def delivered(self, folder: str, job: str) -> None:
+        """Remove what a job has left on this node; the runner has it, in the run folder of that name."""
+        left = RunFolder(self._scratch / folder)
+        for name in left.files(job).values():
+            (left.path / name).unlink(missing_ok=True)
+
+    async def keep(self, folder: str, job: str, number: int) -> str:
+        """Keep what a job has left on this node, since the runner cannot take all of it, and return where it is."""
+        left, kept = RunFolder(self._scratch / folder), self._scratch / KEPT / f"{number}"
+        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in left.files(job).values():
+            (left.path / name).rename(kept / name)
+        return str(kept)
+
     async def close(self) -> None:
-        """End the fork servers, and remove what jobs have left on this node."""
+        """End the fork servers, and remove what jobs have left on this node, except what is kept."""
         await asyncio.to_thread(self._fork_servers.close)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        for path in self._scratch.glob("*"):
+            if path.name != KEPT:
+                shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it never was, or something is kept
+            self._scratch.rmdir()
 
 
 def scratch(run: str) -> Path:

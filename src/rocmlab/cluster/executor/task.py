@@ -194,6 +194,7 @@ class _Job:
         path = Path(run.folder) if self.is_shared else scratch(run.token) / Path(run.folder).name
         self.folder = delivery.NodeFolder(path, share, tell)
         self._unclean: Path | None = None
+        self._is_handed_over = False
 
     def place(self, gpus_of_node: Mapping[str, int], node_id: str) -> Place:
         """Return the GPUs that Ray has given this task.
@@ -274,16 +275,19 @@ class _Job:
         return path
 
     def results(self, ending: Outcome) -> Iterator[Event]:
-        """Yield the files that must be copied back, and at last how it ended."""
-        name, left = self.job.name, {}
+        """Yield the files that must be copied back, and at last how it ended.
+
+        These stay here until the runner has them; the node's agent then removes them.
+        """
+        name, left, handed = self.job.name, {}, []
         self.state.meters.flush(FLUSH_SECONDS)
         if self.is_shared:
             left = delivery.sizes(self.folder, name)
-        elif self.remote_run.exchange:
-            yield from delivery.leave(self.folder, name, self.remote_run.exchange)
         else:
-            yield from delivery.pieces(self.folder, name)
-        yield {"event": "ending", "ending": asdict(ending), "left": left}
+            self._is_handed_over = True
+            handed = [*self.folder.files(name)]
+            yield from delivery.hand_over(self.folder, name, self.remote_run.exchange, ending.warnings)
+        yield {"event": "ending", "ending": asdict(ending), "left": left, "handed": handed}
 
     def leave(self, running: Future[Outcome]) -> None:
         """Leave nothing behind, also when Ray ends the task early."""
@@ -294,6 +298,6 @@ class _Job:
                 running.result(LEAVE_SECONDS)
         if self._unclean:
             shutil.rmtree(self._unclean, ignore_errors=True)
-        if not self.is_shared:
+        if not self.is_shared and not self._is_handed_over:
             for name in self.folder.files(self.job.name).values():
                 (self.folder.path / name).unlink(missing_ok=True)

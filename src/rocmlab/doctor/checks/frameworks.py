@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rocmlab.base import installation
 from rocmlab.devices import Device
 from rocmlab.devices.visibility.overrides import OVERRIDE
-from rocmlab.doctor import operation
+from rocmlab.doctor import child, operation
 from rocmlab.doctor.checks.masks import read_kernelspecs, variables
 from rocmlab.doctor.model import BLOCKS, CONTAINER, Check, Probe, Verdict, blocks, check, ok, skip, unknown, warns
 from rocmlab.doctor.operation import Interpreter, Outcome
@@ -19,7 +23,13 @@ TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
 TYPO_WHEEL = "2.14.0.600"
 TYPO_ACCEPTS = ("gfx900", "gfx906", "gfx908", "gfx90a", "gfx940", "gfx941", "gfx942")  # as it prints them
 LIMIT = "limit"
+FULL = re.compile(
+    r"out of memory|OutOfMemoryError|RESOURCE_EXHAUSTED|OOM when allocating|hipErrorOutOfMemory|ERROR_OUT_OF_MEMORY"
+)
+LEASES_SECONDS = 30.0  # for `rocmlab leases`, which has its own limits for drivers that hang
 OTHER_KERNELS = "see gfx.support: HSA_OVERRIDE_GFX_VERSION in .env, then: make up"
+
+Place = tuple[str | None, int | None]  # of a GPU: its PCI address, and its partition
 
 
 def find(s: Situation, framework: str) -> Interpreter | None:
@@ -211,13 +221,40 @@ def _computes(framework: str) -> Probe:
             return skip("the lab has no GPU that it can use, which other checks explain")
         if s.backend == "cuda":
             devices = [gpu for gpu in s.devices if gpu.backend == "cuda" and gpu.is_usable]
-        limit = s.operation_limit_seconds
-        return [
-            _judge(s, framework, device, operation.run(framework, interpreter, device, s.environment, limit))
-            for device in devices or [None]
-        ]
+        leased = _leased(s) if devices else {}
+        return [_on(s, framework, interpreter, device, leased) for device in devices or [None]]
 
     return probe
+
+
+def _on(
+    s: Situation, framework: str, interpreter: Interpreter, device: Device | None, leased: Mapping[Place, str]
+) -> Verdict:
+    """Compute on one device, or on the CPU where that is None; not on a GPU that someone has."""
+    if device and (who := leased.get((device.pci_address, device.partition))):
+        return skip(f"{_name(device)} is leased to {who}")
+    outcome = operation.run(framework, interpreter, device, s.environment, s.operation_limit_seconds)
+    return _judge(s, framework, device, outcome)
+
+
+def _leased(s: Situation) -> dict[Place, str]:
+    """Return who has a lease of which GPU; none where that cannot be read, which `leases.folder` explains.
+
+    Source: `rocmlab leases --json`, for which the packages of kernels need not be loaded here.
+    """
+    environment = child.with_package({**s.environment, "ROCMLAB_ROOT": str(s.root)})
+    command = [sys.executable, "-m", "rocmlab", "leases", "--json"]
+    _, output = child.run(command, environment, LEASES_SECONDS, errors=subprocess.DEVNULL)
+    try:
+        gpus = json.loads(output)["gpus"]
+    except (ValueError, KeyError):
+        return {}
+    return {(gpu["pci_address"], gpu["partition"]): _holder(gpu["lease"]) for gpu in gpus if gpu["lease"]}
+
+
+def _holder(lease: Mapping[str, Any]) -> str:
+    process = f"process {lease['pid']} of " if lease["pid"] else ""
+    return f"{lease['notebook'] or 'an unknown notebook'} ({process}{lease['owner'] or 'an unknown user'})"
 
 
 def _is_wsl(s: Situation) -> bool:
@@ -228,7 +265,7 @@ def _is_wsl(s: Situation) -> bool:
 def _judge(s: Situation, framework: str, device: Device | None, outcome: Outcome) -> Verdict:
     title = TITLES[framework]
     where = "the GPU behind /dev/dxg" if _is_wsl(s) else "the CPU"
-    where = f"HIP {device.index} ({device.pci_address})" if device else where
+    where = _name(device) if device else where
     seen = [f"{where}: {outcome.detail}"] + ([f"computed on {outcome.device}"] if outcome.device else [])
     if outcome.targets:
         seen.append(f"torch.cuda.get_arch_list(): {' '.join(outcome.targets)}; this GPU: {_gfx(device)}")
@@ -236,6 +273,9 @@ def _judge(s: Situation, framework: str, device: Device | None, outcome: Outcome
         seen.append("the GPUs are SIMULATED, so this ran on the CPU")
     if outcome.is_right and (outcome.on_gpu or (device is None and not _is_wsl(s))):
         return ok(*seen)
+    if outcome.kind == "crash" and (device or _is_wsl(s)) and FULL.search(outcome.output):
+        fix = "rocmlab smi      # which processes hold its memory; end those that are no longer needed, and look again"
+        return warns(f"{title} could not be tried on {where}: the GPU is full", outcome.detail, fix, *seen)
     if outcome.is_right:
         what, why = f"{title} computed on the CPU and not on {where}", "it does not see the GPU that it was given"
         if told := re.search(r"Ignoring visible gpu device \(.*?\)(?: with)? (.+)", outcome.output):
@@ -267,6 +307,10 @@ def _crash(s: Situation, title: str, where: str, device: Device | None, outcome:
     return what, outcome.detail, "sudo dmesg | grep -i amdgpu | tail -n 30      # on the host"
 
 
+def _name(device: Device) -> str:
+    return f"HIP {device.index} ({device.pci_address})"
+
+
 def _gfx(device: Device | None) -> str:
     return device.gfx if device and device.gfx else "an unknown target"
 
@@ -277,8 +321,8 @@ def _made(framework: str) -> Check:
         f"compute.{framework}",
         f"{title} computes correctly on every device",
         sides=(CONTAINER,),
-        looks_at="one multiplication of matrices whose exact result is known, in a child process for each device; on "
-        "the cpu backend on the CPU",
+        looks_at="one multiplication of matrices whose exact result is known, in a child process for each device "
+        "that no one has leased; on the cpu backend on the CPU",
         why="Everything can look right and still crash, hang or compute wrong numbers at the first kernel.",
         fix="by how it failed: the override, the driver, the slot, or a rebuilt lab",
         severity=BLOCKS,

@@ -72,12 +72,12 @@ def see() -> Row:
 
     root = system_root()
     devices = [device for device in discover(root) if device.backend != "cpu"]
-    leases: Row = {}
+    leases: Row | None = None
     try:
         held = looking.leases(devices, Shown(Path.home()))
         leases = {one["device"]: {name: one[name] for name in ("notebook", "owner", "host", "pid")} for one in held}
     except RocmlabError:
-        leases = {}  # its folder of leases cannot be read
+        pass  # its folder of leases cannot be read: who has the GPUs is unknown
     shown = []
     for device in devices:
         now = sample(device, root) if device.is_usable else None
@@ -94,7 +94,8 @@ def see() -> Row:
                 "busy_percent": now.busy_percent if now else None,
                 "memory_used_bytes": used,
                 "memory_total_bytes": total,
-                "lease": leases.get(device_id(device)),
+                "lease": leases.get(device_id(device)) if leases else None,
+                "is_lease_unknown": leases is None,
             }
         )
     return {"devices": shown, "simulated": is_simulated(root), "rocm": rocm_version(root)}

@@ -94,8 +94,8 @@ class Panel:
         telemetry.check_names(names)
         await self.state.kernels()
         snapshot = await self.telemetry.now()
-        devices = self.telemetry.devices
-        leases = await self.state.leases(devices)
+        leases = await self.state.leases(self.telemetry.devices)
+        devices = self.telemetry.known
         lab = {label: os.environ[name] for label, name in LAB.items() if sees_kernels and os.environ.get(name)}
         if not sees_kernels:
             snapshot, leases = _without_owners(snapshot), _without_holders(leases)
@@ -226,12 +226,7 @@ class Panel:
             return self._failure
         if time.monotonic() - self._sampled_seconds < SILENT_SECONDS:
             return [problem_json(problem) for problem in self.telemetry.problems]
-        silent = RocmlabError(
-            f"there was no sample for more than {SILENT_SECONDS:g} seconds",
-            "a driver does not answer",
-            "on the host: make doctor",
-        )
-        return [failure("", silent)]
+        return [failure("", self.telemetry.silence(f"there was no sample for more than {SILENT_SECONDS:g} seconds"))]
 
 
 def _price_problems() -> list[Row]:
@@ -260,8 +255,10 @@ def _without_owners(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, processes=tuple(replace(each, owner=None, command=None) for each in snapshot.processes))
 
 
-def _without_holders(leases: Sequence[Row]) -> list[Row]:
+def _without_holders(leases: Sequence[Row] | None) -> list[Row] | None:
     """Return which GPUs are leased, and not by whom or by which notebook."""
+    if leases is None:
+        return None
     shown = ("device", "index", "name")
     return [{name: value if name in shown else None for name, value in lease.items()} for lease in leases]
 

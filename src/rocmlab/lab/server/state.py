@@ -10,6 +10,7 @@ from pathlib import Path
 from rocmlab.base import live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device, discover
+from rocmlab.devices.processes import namespace
 from rocmlab.lab.server import idle, look
 from rocmlab.lab.server.kernels import Kernels, Row
 from rocmlab.lab.server.paths import Shown
@@ -33,7 +34,7 @@ class State:
         self.rows: tuple[Row, ...] = ()  # of the kernels; replaced as a whole, because the sampler's thread reads it
         self.found: list[Row] = []  # by the doctor
         self._kernels = kernels
-        self._held: list[Row] = []
+        self._held: list[Row] | None = None  # None: unknown
         self._held_problems: list[Row] = []
         self._tickets: list[str] = []  # of all who wait for GPUs, in the order of the queue
         self._leases_asked = self._doctor_asked = NEVER
@@ -58,10 +59,14 @@ class State:
         self.rows = tuple(rows)
         return rows
 
-    async def leases(self, devices: Sequence[Device]) -> list[Row]:
-        """Return who holds which GPU; those of our kernels with the notebook's current path and the kernel's id."""
+    async def leases(self, devices: Sequence[Device]) -> list[Row] | None:
+        """Return who holds which GPU, None if that cannot be read.
+
+        Those of our kernels have the notebook's current path and the kernel's id. `local_pid` is the holder's process
+        as this server counts, None if it is in another PID namespace.
+        """
         await self._look_at_leases(devices)
-        return _named(self._held, self.rows)
+        return None if self._held is None else _named(self._held, self.rows)
 
     async def _look_at_leases(self, devices: Sequence[Device]) -> None:
         if time.monotonic() - self._leases_asked >= LEASES_SECONDS:
@@ -70,7 +75,7 @@ class State:
                 seen = devices or self._known or await self.devices()
                 self._held, self._held_problems, self._tickets = await self._leases.do(lambda: self._look(seen))
             except Exception as err:
-                self._held, self._held_problems, self._tickets = [], [failure("leases cannot be shown", err)], []
+                self._held, self._held_problems, self._tickets = None, [failure("leases cannot be shown", err)], []
 
     def _look(self, seen: Sequence[Device]) -> tuple[list[Row], list[Row], list[str]]:
         rows, waiters = look.leases(seen, self._shown), look.waiting()
@@ -154,9 +159,14 @@ def _named(leases: Sequence[Row], kernels: Sequence[Row]) -> list[Row]:
     owners = {
         (device, kernel["since"]): kernel for kernel in kernels if kernel["since"] for device in kernel["devices"]
     }
-    found = []
+    found, own = [], namespace()
     for lease in leases:
         kernel = owners.get((lease["device"], lease["started"]))
         notebook = (kernel["notebook"] if kernel else None) or lease["notebook"]
-        found.append({**lease, "notebook": notebook, "kernel_id": kernel["kernel_id"] if kernel else None})
+        added = {
+            "notebook": notebook,
+            "local_pid": lease["pid"] if lease["namespace"] == own else None,
+            "kernel_id": kernel["kernel_id"] if kernel else None,
+        }
+        found.append({**lease, **added})
     return found

@@ -52,6 +52,11 @@ class Telemetry:
         return self._hub.devices if self._hub else ()
 
     @property
+    def known(self) -> Sequence[Device]:
+        """All that there ever were since the server was started, those that are missing now too."""
+        return self._hub.known if self._hub else ()
+
+    @property
     def problems(self) -> list[Problem]:
         """What the sampler found wrong in the host's description of its devices."""
         return list(self._hub.problems) if self._hub else []
@@ -81,12 +86,15 @@ class Telemetry:
             self._one = asyncio.ensure_future(self._next())
         done, _ = await asyncio.wait([self._one], timeout=ANSWER_SECONDS)
         if not done:
-            raise RocmlabError(
-                f"there was no sample within {ANSWER_SECONDS:g} seconds",
-                "a driver does not answer",
-                "on the host: make doctor",
-            )
+            raise self.silence(f"there was no sample within {ANSWER_SECONDS:g} seconds")
         return self._one.result()
+
+    def silence(self, what: str) -> RocmlabError:
+        """Return why there is no sample: the sampler's own error if it has one, else that a driver hangs."""
+        failed = self._hub.failure if self._hub else None
+        if failed is not None:
+            return RocmlabError.of(failed)
+        return RocmlabError(what, "a driver does not answer", "on the host: make doctor")
 
     async def _next(self) -> Snapshot:
         """Take one snapshot with the current processes; a sampler that has just started has none yet, or old ones."""
@@ -188,12 +196,12 @@ def exposition(
     devices: Sequence[Device],
     names: str,
     accept: str,
-    leases: Sequence[Row],
+    leases: Sequence[Row] | None,
     root: Path,
     lab: Mapping[str, str],
 ) -> tuple[bytes, str]:
     """Return the metrics as Prometheus reads them, and their content type."""
     from rocmlab.telemetry import metrics
 
-    held = [(lease["device"], lease["notebook"]) for lease in leases]
+    held = None if leases is None else [(lease["device"], lease["notebook"]) for lease in leases]
     return metrics.exposition(snapshot, devices, names=names, accept=accept, leases=held, root=root, lab=lab)

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from rocmlab import __version__
-from rocmlab.base import live, prices
+from rocmlab.base import files, live, prices
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.prices import Amount, Prices
 from rocmlab.notebook import executed
@@ -148,6 +149,7 @@ def _result(
     folder: RunFolder, job: Job, place: Place, outcome: Outcome, attempts: Sequence[Mapping[str, Any]]
 ) -> Result:
     parsed = _executed(folder, job, outcome)
+    unsafe = _secured(folder.file(job.name, "notebook"))
     error = parsed.error if parsed else None
     recorded = parsed.recorded if parsed else {}
     usage = outcome.usage or [UNKNOWN] * len(place.devices)
@@ -168,10 +170,21 @@ def _result(
         recorded=recorded,
         error=error if status not in NO_FAILURE else None,
         files=folder.files(job.name),
-        warnings=[*outcome.warnings, *(parsed.warnings if parsed else [])],
+        warnings=[*outcome.warnings, *(parsed.warnings if parsed else []), *unsafe],
         simulated=any(device.simulated for device in place.devices) or recorded.get("simulated") is True,
         attempts=[dict(each) for each in attempts],
     )
+
+
+def _secured(notebook: Path) -> list[str]:
+    """Have a notebook on the disk before the journal has its end; return a warning where that failed."""
+    try:
+        files.sync_file(notebook)
+    except FileNotFoundError:  # it was never saved
+        return []
+    except OSError as err:
+        return [f"its notebook may be lost in a power cut: {err.strerror}"]
+    return []
 
 
 def identify(place: Place) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rocmlab.base import formatting, records, safe
 from rocmlab.base.errors import RocmlabError
+from rocmlab.notebook import notebooks
 from rocmlab.runs.folder import KINDS, RunFolder
 from rocmlab.runs.jobs import Attempt, Job, Request, Result
 from rocmlab.runs.journal import BadLineError
@@ -53,6 +54,7 @@ class Entry:
 class Session:
     """The journal's content about a run."""
 
+    folder: RunFolder
     options: dict[str, Any]  # of the command line
     entries: dict[str, Entry]
     started: str
@@ -117,7 +119,7 @@ def read(folder: RunFolder) -> Session:
                 if not records.is_time(event.get("time")):
                     raise ValueError(f"time is {safe.shown(event.get('time'))}")
                 if event["event"] == "run started" and session is None:
-                    session = _begun(event)
+                    session = _begun(folder, event)
                 if event["event"] in ("run started", "run resumed"):
                     times.append((event["time"], event["time"]))
                 elif times:
@@ -151,13 +153,13 @@ def _unreadable(folder: RunFolder, why: str) -> RocmlabError:
     return RocmlabError(f"{where} cannot be continued", why, "start a new run: the same arguments without --resume")
 
 
-def _begun(event: Mapping[str, Any]) -> Session:
+def _begun(folder: RunFolder, event: Mapping[str, Any]) -> Session:
     found = {}
     for number, job in enumerate(entries.jobs(event["jobs"])):
         values = entries.values(job, f"jobs[{number}]")
         request = Request(**job["asked"], parameters=values)
         found[job["name"]] = Entry(job["name"], request)
-    return Session(records.check(event["options"], entries.Options, "options"), found, event["time"], 0.0)
+    return Session(folder, records.check(event["options"], entries.Options, "options"), found, event["time"], 0.0)
 
 
 def _take(entry: Entry, event: Mapping[str, Any]) -> None:
@@ -207,6 +209,8 @@ def before(session: Session, jobs: Sequence[Job]) -> Before:
         entry = session.entries[job.name]
         if entry.result is None or entry.result.status != "ok":
             pass
+        elif not notebooks.is_whole(session.folder.file(job.name, "notebook")):
+            notes.append(f"{job.name}: run again, because its notebook is missing or cannot be read")
         elif job.key is None or entry.key is None:
             results[job.name] = entry.result
             why = job.problem.what if job.problem else "the journal does not show what it was"

@@ -13,6 +13,7 @@ from rocmlab.base import formatting
 from rocmlab.runs.jobs import STOPPED, Job, Result
 from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.usage import Meters
+from rocmlab.runs.screen.lossy import make_lossy
 from rocmlab.runs.workers.supervisor import Event
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class View:
         expected: Mapping[str, float | None] | None = None,
         meters: Meters | None = None,
     ) -> None:
-        self.console = console
+        self.console = make_lossy(console)
         self.total = total
         self.slots = slots
         self.meters = meters

@@ -215,14 +215,14 @@ class Supervisor:
         """Ask the worker to save and leave the notebook; kill it when it does not."""
         if self._ended:
             return
-        if why == "interrupted" and not self._stopped:
-            self._see({"event": "stopping"})
+        is_news = why == "interrupted" and not self._stopped
         self._stopped = self._stopped or why
-        if self._worker is None:
-            return
-        if self._has_begun:
-            self._worker.signal(signal.SIGTERM)
-        asyncio.get_running_loop().call_later(self.limits.grace_seconds, self._kill_worker)
+        if self._worker is not None:
+            if self._has_begun:
+                self._worker.signal(signal.SIGTERM)
+            asyncio.get_running_loop().call_later(self.limits.grace_seconds, self._kill_worker)
+        if is_news:  # only now: saving comes first
+            self._see({"event": "stopping"})
 
     def kill(self) -> None:
         """End all of the job's processes immediately, without saving."""
