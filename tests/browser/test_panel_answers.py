@@ -161,7 +161,7 @@ def test_a_node_whose_leases_are_unknown_says_so(page: Page) -> None:
 
 
 def test_a_clock_that_is_set_back_begins_the_charts_anew(page: Page) -> None:
-    """Points of before would be in the future; a point that comes twice or a little late is left out as before."""
+    """Points of before would be in the future; a point that comes twice or a little late is omitted as before."""
     page.clock.install()
     opened(page)
     for number, busy in ((10_000, 50), (10_001, 50), (9_999, 3)):
