@@ -1,4 +1,4 @@
-"""Output for people, which is not worth a run: when its reader has gone, the run goes on without one."""
+"""Output for people, which is not worth a run: when its reader has gone, the run continues without one."""
 
 from __future__ import annotations
 
