@@ -263,6 +263,7 @@ def test_after_a_reload_a_cell_can_be_interrupted_and_run_again(lab: Lab, browse
     choose(page, "Kernel", "Interrupt Kernel")
     until(page, 0, "KeyboardInterrupt")
     page.locator(".jp-CodeCell .jp-InputPrompt", has_text="[1]:").wait_for()
+    page.locator(".jp-CodeCell .jp-InputPrompt", has_text="[*]:").first.wait_for(state="detached")  # what had waited
     stopped = (prompts(page)[:2], text(page, 1))
     choose(page, "Run", "Run All Cells")
     until(page, 0, "line 3")
