@@ -288,7 +288,7 @@ use_caches() { # compiled kernels belong to one ROCm version and one target, wei
   targets=$(gfx_targets)
   local cache=$ROCMLAB_SHARE/cache/$platform-${targets:-any}
   (umask 002 && mkdir -p "$cache") 2>/dev/null || check_folder "$ROCMLAB_SHARE/cache" SHARE
-  for name in huggingface keras; do # earlier versions kept these by ROCm version, too
+  for name in ${is_first:+huggingface keras}; do # earlier versions kept these by ROCm version, too
     if [[ -d $cache/$name ]]; then mv -nT "$cache/$name" "$ROCMLAB_SHARE/cache/$name" 2>/dev/null || true; fi
   done
   export HF_HOME=${HF_HOME:-$ROCMLAB_SHARE/cache/huggingface} KERAS_HOME=${KERAS_HOME:-$ROCMLAB_SHARE/cache/keras}

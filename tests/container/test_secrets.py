@@ -35,7 +35,7 @@ def lab(image: str) -> Iterator[Container]:
     """A lab by `docker run -e`, which has its secrets in the engine's configuration."""
     options = [option for name, value in GIVEN.items() for option in ("--env", f"{name}={value}")]
     allowed = ["--env", "ALLOWED_HOSTS=lab.example.org,192.168.1.20", "--env", "HF_TOKEN=hf-of-the-user"]
-    with Container(image, *options, *allowed) as container:
+    with Container(image, *options, *allowed, warm="on") as container:
         yield container.wait_for_server()
 
 

@@ -32,6 +32,8 @@ from cluster_nodes import Cluster
 from raw_http import canary
 from targets import Target, reachable
 
+from rocmlab.base import installation
+
 pytestmark = pytest.mark.skipif(bool(strangers.missing()), reason=strangers.missing())
 MODULES = (
     attempts_requests,
@@ -59,7 +61,7 @@ def groups(target: str) -> list[Group]:
 def attacked(lab: Clone, name: str, port: int = 0, page: str = "") -> Iterator[Target]:
     """Restart a lab, and remove what the attack has left in it; an application of its user listens on a port."""
     lab.make("down", "FORCE=1", succeeds=False)  # with whatever earlier tests have left running in it
-    lab.make("up")
+    lab.make("up", WARM_KERNELS="on")  # a fork server has sockets that can be attacked
     target = Target(name, lab, page or canary(), port)
     with reachable(lab.folder):
         target.wait_until_up()
@@ -76,7 +78,7 @@ def attacked(lab: Clone, name: str, port: int = 0, page: str = "") -> Iterator[T
 @pytest.fixture(scope="module")
 def native(native_lab: Clone) -> Iterator[Target]:
     """The native lab of this session with all extras, whole: the first `make up` leaves some to the background."""
-    if not (native_lab.folder / ".venv/rocmlab-environment.json").is_file():  # which is written last
+    if not (native_lab.folder / ".venv" / installation.WHOLE).is_file():
         native_lab.make("build", timeout_seconds=2400)
     page = canary()
     with application(page) as port:

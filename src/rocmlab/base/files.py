@@ -84,16 +84,21 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-def is_locked(path: Path) -> bool:
-    """Return whether another process has a file's lock; False where there is no file, or its system has no locks."""
+def lock_state(path: Path) -> bool | None:
+    """Return whether another process has a file's lock; None: unknown, for there is no file, or it can have no lock."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False
+        return None
     return False
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether another process is known to have a file's lock."""
+    return lock_state(path) is True
 
 
 def lock(descriptor: int, waits: Callable[[], object]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import time
@@ -47,7 +46,7 @@ class Whole(RunFolder):
         drafts = [each for each in self.path.glob(".*") if DRAFT.fullmatch(each.name)]
         for draft in drafts:  # none is of a process that starts from now on
             name = draft.name[1:].rsplit(".", 2)[0]
-            if name in self.jobs and job in (None, name) and _is_going(Part(self.path, name)) is False:
+            if name in self.jobs and job in (None, name) and Part(self.path, name).is_going() is False:
                 with contextlib.suppress(OSError):
                     draft.unlink()
 
@@ -117,21 +116,9 @@ def _wait(path: Path, laid: layout.Layout, seconds: float) -> None:
             time.sleep(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
 
 
-def _is_going(part: Part) -> bool | None:
-    """Return whether a process works on a job; None where that is unknown: its file system has no locks."""
-    try:
-        with part.journal_path.open("rb") as journal:
-            fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    return False
-
-
 def _is_settled(part: Part, most_retries: int) -> bool:
     """Return whether a job has finished and will not be retried."""
-    if not part.has_begun() or (is_going := _is_going(part)):
+    if not part.has_begun() or (is_going := part.is_going()):
         return False
     last, tries, has_ended = "", 0, False
     for event in part.journal():
@@ -153,7 +140,7 @@ def _result(part: Part, entry: resume.Entry, described: Mapping[str, Any], times
     job = Job(entry.name, described["notebook"], entry.request.parameters, described["kernel"])
     if not part.has_begun():
         return entry.result or replace(not_run(job), warnings=[NEVER])
-    is_going = _is_going(part)  # before its journal is read, since it may end now
+    is_going = part.is_going()  # before its journal is read, since it may end now
     own = resume.entry_of(resume.read(part), entry.name, part)
     times += [event["time"] for event in part.journal() if records.is_time(event.get("time"))]
     if own.result is not None:  # a notebook is converted after its result was written

@@ -120,9 +120,9 @@ class RunFolder:
                     raise
                 time.sleep(0.1)
 
-    def is_going(self) -> bool:
-        """Return whether a process works on this run."""
-        return files.is_locked(self.journal_path)
+    def is_going(self) -> bool | None:
+        """Return whether a process works on the run; None: unknown, for its file system has no locks."""
+        return files.lock_state(self.journal_path)
 
     def is_stub(self) -> bool:
         """Return whether it ended before it had begun: no complete line in its journal, no results, no process."""

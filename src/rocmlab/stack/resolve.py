@@ -157,7 +157,7 @@ def _check_addresses(settings: Settings) -> None:
     """Raise RocmlabError for an address with credentials: each process that installs has it in its arguments."""
     for name in ADDRESSES:
         value = settings.get(name)
-        if "@" in value and requested.without_password(value) != value:
+        if requested.without_password(value) != value:
             raise RocmlabError(
                 f"{name} has credentials in its address",
                 "all users of the host could read them in pip's arguments, and all who get the image in its history",
