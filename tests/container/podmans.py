@@ -155,16 +155,23 @@ class Host:
 
 
 def configuration(folder: Path, oci_runtime: str) -> dict[str, str]:
-    """Write Podman's configuration for a machine that may give less than Podman asks for; return the environment."""
+    """Write Podman's configuration for a machine that may give less than Podman asks for; return the environment.
+
+    Images, containers and locks are in the folder: those of the machine's owner, and what a run that was killed left
+    (whose network is gone, so that each `podman ps` fails), are none of the tests'.
+    """
     files, processes = (resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC))
     given = {name: min(most, 4096) if most > 0 else 4096 for name, most in (("nofile", files), ("nproc", processes))}
     limits = [f"{name}={most}:{most}" for name, most in given.items()]
     (folder / "containers.conf").write_text(
         f"[containers]\ndefault_ulimits = {limits}\n".replace("'", '"')
         + f'[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\nruntime = "{oci_runtime}"\n'
+        + f'tmp_dir = "{folder}/run/libpod"\nlock_type = "file"\n'
     )
-    (folder / "storage.conf").write_text('[storage]\ndriver = "overlay"\n')
-    return {"CONTAINERS_CONF": f"{folder}/containers.conf"}
+    (folder / "storage.conf").write_text(
+        f'[storage]\ndriver = "overlay"\ngraphroot = "{folder}/storage"\nrunroot = "{folder}/run/storage"\n'
+    )
+    return {"CONTAINERS_CONF": f"{folder}/containers.conf", "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf"}
 
 
 def make_clone(folder: Path, environment: dict[str, str], name: str, base_image: str) -> Clone:
@@ -183,11 +190,12 @@ def rootful(base_image: str) -> Iterator[Host]:
         project = f"rocmlab-test-root-{os.getpid()}"
         lab = make_clone(folder, configuration(folder, oci_runtime), project, base_image)
         host = Host(lab, [], 0)
+        assert host.run("podman", "info", "--format", "{{.Store.GraphRoot}}").strip() == f"{folder}/storage"
         try:
             yield host
         finally:
-            host.make("clean", succeeds=False)
-            host.run("podman", "volume", "rm", "--force", f"{project}_share", succeeds=False)
+            host.run("podman", "rm", "--all", "--force", "--time", "0", succeeds=False)
+            subprocess.run(["umount", f"{folder}/storage/overlay"], capture_output=True, check=False)
 
 
 @contextmanager
@@ -203,10 +211,11 @@ def rootless(base_image: str, groups: Sequence[int] = ()) -> Iterator[Host]:
     folder = Path(tempfile.mkdtemp(prefix="rocmlab-podman"))
     folder.chmod(0o755)
     (folder / "run").mkdir()
-    environment = configuration(folder, "crun") | {"CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf"}
+    (folder / "storage").mkdir()
+    environment = configuration(folder, "crun")
     environment |= {"HOME": known.pw_dir, "USER": user, "LOGNAME": user, "XDG_RUNTIME_DIR": f"{folder}/run"}
     lab = make_clone(folder, environment, f"rocmlab-test-{user}", base_image)
-    for path in (folder / "run", lab.folder, *lab.folder.rglob("*")):
+    for path in (folder / "run", folder / "storage", lab.folder, *lab.folder.rglob("*")):
         os.chown(path, known.pw_uid, known.pw_gid, follow_symlinks=False)
     listed = ",".join(map(str, (known.pw_gid, *groups)))
     become = ["setpriv", f"--reuid={known.pw_uid}", f"--regid={known.pw_gid}", f"--groups={listed}", "--"]
