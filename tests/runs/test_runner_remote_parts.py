@@ -196,9 +196,9 @@ class NoSubmitter:
 
 def test_a_stop_that_follows_its_job_closely_is_heard(tmp_path: Path) -> None:
     """The job is never given to Ray; a description that cannot be read is told as well."""
-    notebook, order = tmp_path / "a.ipynb", tmp_path / "1"
-    notebook.write_text("{}")
-    order.write_bytes(pickle.dumps(RemoteJob(1, Job("a", str(notebook)), Limits(), RemotePlace((), 1))))
+    order = tmp_path / "1"
+    job = Job("a", str(tmp_path / "a.ipynb"), content="{}")
+    order.write_bytes(pickle.dumps(RemoteJob(1, job, Limits(), RemotePlace((), 1))))
 
     async def scenario() -> list[dict[str, Any]]:
         heard: Any = Heard()

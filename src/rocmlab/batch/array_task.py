@@ -20,7 +20,7 @@ from rocmlab.devices.visibility.masks import CUDA, HIP, ORDINAL, ROCR
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.jobs import EXIT_CODES, Job, Request
 from rocmlab.runs.outcome import resume
-from rocmlab.runs.scheduling.placement import Slots, choose_gpus, free_vram
+from rocmlab.runs.scheduling.placement import Slots, choose_gpus, free_vram, numbered
 from rocmlab.runs.scheduling.plan import Before, Rules
 from rocmlab.runs.spec import keys, selection
 from rocmlab.runs.spec.preflight import jobs_of
@@ -135,7 +135,8 @@ def _run(part: Part, job: Job, before: Before, laid: layout.Layout, options: Map
     os.environ.update(base)
     devices = discover()
     gpus = choose_gpus(devices, None if job.gpus else "none", os.environ)
-    slots = Slots(gpus, devices[-1], is_mixed=bool(options.get("mixed")), free_vram=free_vram)
+    is_mixed = bool(options.get("mixed"))
+    slots = Slots(gpus, devices[-1], is_mixed=is_mixed, free_vram=free_vram, numbered=numbered)
     console, meters = Console(file=sys.stderr, highlight=False, width=160), Meters()
     with progress.display(console, 1, slots=slots.count, expected={}, meters=meters) as display:
         done = run(

@@ -283,34 +283,44 @@ def renumbered(owned: Owned, title: str) -> Owned:
     Raises:
         RocmlabError: one of its GPUs is gone, or cannot be used any more.
     """
-    present = {_identity(device): device for device in discover(system_root(), {})}  # no mask: it would hide by number
-    devices = []
-    for leased in owned.devices:
-        device = present.get(_identity(leased))
-        if device is None or not device.is_usable:
-            raise _gone(leased, device, title)
-        devices.append(device)
+    devices = numbered(owned.devices, "this kernel", GONE.format(title=title))
     if [device.index for device in devices] == [leased.index for leased in owned.devices]:
         return owned
     return _warned(replace(owned, devices=tuple(devices), warnings=()))  # those name it by its old number
+
+
+def numbered(gpus: Sequence[Device], who: str, fix: str) -> list[Device]:
+    """Return GPUs as they are now, each with the number by which a mask names it.
+
+    Raises:
+        RocmlabError: one of them is gone, or cannot be used any more; `who` had it, and `fix` is what to do.
+    """
+    present = {_identity(device): device for device in discover(system_root(), {})}  # no mask: it would hide by number
+    found = []
+    for gpu in gpus:
+        device = present.get(_identity(gpu))
+        if device is None or not device.is_usable:
+            raise _gone(gpu, device, who, fix)
+        found.append(device)
+    return found
 
 
 def _identity(device: Device) -> tuple[str, str | None]:
     return key(device), device.pci_address
 
 
-def _gone(leased: Device, present: Device | None, title: str) -> RocmlabError:
+def _gone(leased: Device, present: Device | None, who: str, fix: str) -> RocmlabError:
     name = label(replace(leased, index=None))  # its number may be another's now
     if present is not None:
         return RocmlabError(
-            f"{name}, which this kernel had, cannot be used any more",
+            f"{name}, which {who} had, cannot be used any more",
             present.why_not or "its driver does not report the cause",
-            GONE.format(title=title),
+            fix,
         )
     return RocmlabError(
-        f"{name}, which this kernel had, is gone",
+        f"{name}, which {who} had, is gone",
         f"no GPU is there now with its address and its render node ({leased.render_node or 'unknown'})",
-        GONE.format(title=title),
+        fix,
     )
 
 

@@ -21,18 +21,29 @@ END_BYTES = 64  # of a file, at which is looked
 CELL_KEYS = {"code": ("outputs", "execution_count"), "markdown": (), "raw": ()}
 
 
-def prepare(path: str, output: str, parameters: Mapping[str, Any], kernel: str, language: str) -> Notebook:
+def prepare(
+    path: str, output: str, parameters: Mapping[str, Any], kernel: str, language: str, source: str | None = None
+) -> Notebook:
     """Return a notebook ready to run, with its parameters and papermill's metadata.
 
     Without parameters, and in today's format, this is done here; all else is papermill's work.
+
+    Args:
+        path: where it is, which its metadata names.
+        output: where it will be saved.
+        parameters: by name.
+        kernel: its name.
+        language: of the kernel.
+        source: the file to read, which has what it was when the run began; None: itself.
     """
-    if not parameters and (notebook := _plain(path)) is not None:
+    source = source or path
+    if not parameters and (notebook := _plain(source)) is not None:
         notebook["metadata"]["papermill"] |= {"input_path": path, "output_path": output}
         return notebook
     from papermill.execute import execute_notebook
 
     prepared: Notebook = execute_notebook(
-        escape(path),
+        escape(source),
         escape(output),
         parameters=dict(parameters),
         kernel_name=kernel,
@@ -40,7 +51,19 @@ def prepare(path: str, output: str, parameters: Mapping[str, Any], kernel: str, 
         progress_bar=False,
         prepare_only=True,
     )
+    prepared["metadata"]["papermill"]["input_path"] = path
     return prepared
+
+
+def without_outputs(text: str) -> str:
+    """Return a notebook of format 4 without what its execution discards: old outputs, and keys that it cannot have."""
+    found = json.loads(text)
+    if not isinstance(found, dict) or found.get("nbformat") != 4 or not isinstance(found.get("cells"), list):
+        return text
+    for cell in found["cells"]:
+        if isinstance(cell, dict) and cell.get("cell_type") == "code":
+            cell |= {"outputs": [], "execution_count": None}
+    return json.dumps({name: value for name, value in found.items() if name in ("cells", *TOP_KEYS)})
 
 
 def _plain(path: str) -> Notebook | None:

@@ -99,6 +99,8 @@ class Job:
     problem: Problem | None = None  # why it cannot be run; None if it can
     warning: str | None = None  # about its kernel, for its log and its result
     request: Request | None = None  # what was requested; a continued run requests the same again
+    # What is executed: its notebook as it was when the run began. None where it could not be read.
+    content: str | None = field(default=None, repr=False)
 
 
 def job_of(request: Request) -> Job:

@@ -139,11 +139,11 @@ def _begin_cluster(args: argparse.Namespace, means: Means) -> None:
 def _slots(args: argparse.Namespace, means: Means, requests: list[Request]) -> Scheduler:
     """Return the places of the run; on this machine imports also begin, while the jobs are examined."""
     from rocmlab.devices import discover
-    from rocmlab.runs.scheduling.placement import Slots, choose_gpus, free_vram
+    from rocmlab.runs.scheduling.placement import Slots, choose_gpus, free_vram, numbered
 
     devices = discover()
     gpus = choose_gpus(devices, args.gpus, os.environ)
-    slots = Slots(gpus, devices[-1], is_mixed=args.mixed, free_vram=free_vram)
+    slots = Slots(gpus, devices[-1], is_mixed=args.mixed, free_vram=free_vram, numbered=numbered)
     if args.warm != "off" and not args.dry_run:
         means.fork_servers.begin(requests, slots.usual_environment(os.environ))
     return slots

@@ -85,6 +85,7 @@ class Runner:
         self.gone: str | None = None  # why the cluster is lost
         self.full: str | None = None  # which disk is nearly full, so that no further job starts
         self.why_cpu: dict[str, str] = {}  # of jobs that waited too long for several GPUs
+        self.notes: list[str] = []  # for the report: which GPUs rested
         self.reported: set[str] = set()  # jobs of which was reported what they wait for
         self.waiting = Queue((), slots)
         self.running: dict[asyncio.Task[None], Supervised] = {}  # until their notebooks are converted
@@ -122,7 +123,7 @@ class Runner:
             slots=self.slots.count,
             versions=versions(),
             earlier=earlier,
-            notes=[*self.before.notes, *self._how_to_resume()],
+            notes=[*self.before.notes, *self.notes, *self._how_to_resume()],
         )
         run.save()
         self.folder.log("run finished", status=run.as_dict()["run"]["status"])
@@ -174,6 +175,7 @@ class Runner:
 
     async def _work(self) -> None:
         while True:
+            self.slots.wake(is_idle=False)
             while self._may_start and self._start_next():
                 pass
             while self.finished:
@@ -184,6 +186,8 @@ class Runner:
             if not self.running:
                 if not self._may_start or not self.waiting:
                     return
+                if self.slots.wake(is_idle=True):
+                    continue
                 self._report_waiting()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.freed.wait(), POLL_SECONDS if self.waiting else None)
@@ -252,6 +256,7 @@ class Runner:
             outcome = Outcome("failed", f"it could not be run: {type(err).__name__}: {err}")
         finally:
             self.slots.release(supervisor.place)
+        self._note_end(supervisor.place, outcome)
         if outcome.status == "ok" or not self.rules.fail_fast:
             self.freed.set()  # the next job does not wait for the rest of this one
         if self._may_start and self._needs_another_place(job, supervisor.place, outcome):
@@ -276,6 +281,13 @@ class Runner:
         self.unfinished.discard(job.name)
         self._limit_conversions()
         self.results[job.name] = await self._converted(result)
+
+    def _note_end(self, place: Place, outcome: Outcome) -> None:
+        """Have a GPU rest on which one job after another dies."""
+        if self._may_start and (why := self.slots.note_end(place, outcome)):
+            self.folder.log("device rests", devices=identify(place), why=why)
+            log.warning("%s", why)
+            self.notes.append(why)
 
     def _needs_another_place(self, job: Job, place: Place, outcome: Outcome) -> bool:
         """Put a job back that could not begin in its place; return whether it was."""

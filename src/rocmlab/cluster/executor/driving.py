@@ -80,11 +80,10 @@ class Driver:
             name = remote.job.name
             receiver = delivery.Receiver(self.folder, name, self.submitter.run.exchange)
             async with self.turn:
-                notebook = await asyncio.to_thread(Path(remote.job.notebook).read_bytes)
                 if begun.is_cancelled:
                     self._say(begun.number, {"event": "cancelled"})
                     return
-                references = self.submitter.submit(remote, notebook, begun)
+                references = self.submitter.submit(remote, begun)
             async for reference in references:
                 await self._hear(begun, name, await reference, receiver)
         except OSError as err:

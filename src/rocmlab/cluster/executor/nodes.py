@@ -17,7 +17,7 @@ ROCR = "ROCR_VISIBLE_DEVICES"
 # Of the messages between a run and its nodes: `remote_job`, what that holds, and what nodes answer. It is raised with
 # every change of them, because clones of one version differ; tests/cluster/test_protocol.py compares it with their
 # shape.
-PROTOCOL = 4
+PROTOCOL = 5
 SPOKEN = f"{__version__} (protocol {PROTOCOL})"
 
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from rocmlab.cluster.executor import node_agent, task
@@ -89,11 +89,14 @@ class Submitter:
         for node_id in [each for each in self.agents if each not in nodes]:
             del self.agents[node_id]
 
-    def submit(self, remote: RemoteJob, notebook: bytes, begun: Begun) -> AsyncIterator[Any]:
+    def submit(self, remote: RemoteJob, begun: Begun) -> AsyncIterator[Any]:
         """Submit a job to Ray, and return references to its events."""
+        assert remote.job.content is not None, "a job without one has a problem, and is not run"
+        content = self._content(remote.job.content.encode())
+        remote = replace(remote, job=replace(remote.job, content=None))
         options = self._task.options(**self._options(remote))
         gpus = self._gpus if remote.place.count else {}
-        begun.generator = options.remote(self.run, remote, gpus, self._content(notebook))
+        begun.generator = options.remote(self.run, remote, gpus, content)
         return cast("AsyncIterator[Any]", begun.generator)
 
     def _options(self, remote: RemoteJob) -> dict[str, Any]:

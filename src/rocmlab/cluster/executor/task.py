@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import hashlib
 import os
 import queue
 import shutil
@@ -34,6 +33,7 @@ from rocmlab.cluster.node import session
 from rocmlab.devices import Device, discover
 from rocmlab.kernels import holders, kernelspec
 from rocmlab.kernels.recipes import Recipe
+from rocmlab.notebook import notebooks
 from rocmlab.notebook.outcome import Outcome
 from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.pool import kind_of
@@ -181,11 +181,10 @@ class _Job:
     def __init__(self, run: RemoteRun, remote: RemoteJob, notebook: bytes, state: _WorkerState, tell: Tell) -> None:
         self.remote_run = run
         self.remote = remote
-        self.job = remote.job
+        self.job = replace(remote.job, content=notebook.decode())
         self.state = state
         self.agent = state.agent
         self.tell = tell
-        self.content = notebook
         self.supervisor: Supervisor | None = None
         self.is_shared = delivery.is_shared(run.folder, run.nonce)
         own = os.environ.get("ROCMLAB_SHARE")
@@ -263,15 +262,16 @@ class _Job:
     def _notebook(self) -> Path:
         """Return where the notebook is on this node: where it was, if it is the same here, else a copy."""
         original = Path(self.job.notebook)
-        with contextlib.suppress(OSError):
-            if hashlib.sha256(original.read_bytes()).digest() == hashlib.sha256(self.content).digest():
+        assert self.job.content is not None, "the run sent it"
+        with contextlib.suppress(OSError, ValueError):
+            if notebooks.without_outputs(original.read_text(encoding="utf-8")) == self.job.content:
                 return original
         self.tell({"event": "away"})
         folder = scratch(self.remote_run.token) / "notebooks" / f"{self.remote.number}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._unclean = folder
         path = folder / original.name
-        path.write_bytes(self.content)
+        path.write_text(self.job.content, encoding="utf-8")
         return path
 
     def results(self, ending: Outcome) -> Iterator[Event]:

@@ -191,7 +191,7 @@ def identify(place: Place) -> list[dict[str, Any]]:
     """Return a job's devices as its result and the journal name them."""
     names = ("backend", "index", "name", "gfx", "pci_address")
     where = {"node": place.node} if place.node else {}
-    return [{name: getattr(device, name) for name in names} | where for device in place.devices]
+    return [{name: getattr(device, name) for name in names} | where for device in place.numbered or place.devices]
 
 
 def versions() -> dict[str, Any]:

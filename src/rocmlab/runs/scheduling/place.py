@@ -21,6 +21,9 @@ class Lender(Protocol):
     def settle(self, place: Place, gpus: Sequence[Device]) -> None:
         """Turn a place's claim into a right to these GPUs."""
 
+    def numbered(self, gpus: Sequence[Device]) -> Sequence[Device]:
+        """Return GPUs with the numbers that they have now; raise RocmlabError if one is gone."""
+
 
 @dataclass(eq=False)
 class Place:
@@ -37,6 +40,7 @@ class Place:
     excluded: tuple[Device, ...] = ()  # GPUs that it should not have if another will do
     node: str | None = None  # the machine of a cluster on which it is; None: this one
     fewest: int = 0  # with how few of them it begins where others keep the rest leased; 0: with all that it claims
+    numbered: tuple[Device, ...] = ()  # its devices with the numbers that they had when the job began
 
     @property
     def gpus(self) -> tuple[Device, ...]:
@@ -61,4 +65,13 @@ class Place:
         """
         of_openmp = base.get("OMP_NUM_THREADS", "")
         limits = dict.fromkeys(THREADS, of_openmp if of_openmp.isdecimal() else str(self.threads))
-        return {**limits, **visibility.apply(base, self.gpus)}
+        return {**limits, **visibility.apply(base, self.numbered or self.gpus)}
+
+    def number(self) -> None:
+        """Note the numbers that its GPUs have now: a mask counts those that are there, and one may have vanished.
+
+        Raises:
+            RocmlabError: one of its own has.
+        """
+        if self.gpus and self.lender:
+            self.numbered = tuple(self.lender.numbered(self.gpus))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rocmlab.base import cores as processors
@@ -9,8 +10,10 @@ from rocmlab.base import formatting
 from rocmlab.base.background import DRIVERS
 from rocmlab.base.errors import Problem
 from rocmlab.devices import Device, product_names
+from rocmlab.notebook.outcome import Outcome
 from rocmlab.runs.jobs import Resources
 from rocmlab.runs.scheduling.chosen import choose_gpus as choose_gpus
+from rocmlab.runs.scheduling.health import Health
 from rocmlab.runs.scheduling.outlook import Outlooks
 from rocmlab.runs.scheduling.place import Place
 from rocmlab.runs.scheduling.pool import Pool
@@ -34,17 +37,30 @@ class Slots(Scheduler):
         cores: int | None = None,
         is_mixed: bool = False,
         free_vram: Callable[[Device], int | None] = lambda device: None,
+        numbered: Callable[[Sequence[Device]], Sequence[Device]] = lambda gpus: gpus,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with all GPUs free; the jobs share the cores, None: all that this process may use."""
+        """Begin with all GPUs free.
+
+        Args:
+            gpus: of the run.
+            cpu: the place of jobs without one.
+            cores: that the jobs share; None: all that this process may use.
+            is_mixed: whether every job may get GPUs of different products.
+            free_vram: returns how many bytes of a GPU are free now; None: unknown.
+            numbered: returns GPUs with the numbers that they have now, and raises RocmlabError where one is gone.
+            clock: counts seconds.
+        """
         super().__init__(is_mixed=is_mixed)
         self.gpus = tuple(gpus)
         self.count = max(1, len(self.gpus))
         self._cpu = cpu
         self._cpu_is_free = True
         self._free = Pool(self.gpus)
-        self._claims = Claims(self._free, self._has_room)
+        self._claims = Claims(self._free, self._has_room, numbered)
         self._cores = cores or processors.count()
         self._free_vram = free_vram
+        self._health = Health(self._free, clock)
         self._outlooks = Outlooks(self._free, self.demand)
 
     def usual_environment(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -56,6 +72,14 @@ class Slots(Scheduler):
         if not place.gpus:
             self._cpu_is_free = True
         self._claims.remove(place)
+
+    def note_end(self, place: Place, outcome: Outcome) -> str | None:
+        """Note how a job ended on GPUs that are free again; return why its GPU rests, if it does."""
+        return self._health.note(place.gpus, outcome)
+
+    def wake(self, *, is_idle: bool) -> bool:
+        """Use GPUs again that have rested enough, or all if nothing else runs; return whether there were any."""
+        return self._health.wake(is_idle=is_idle)
 
     def _resolve(self, resources: Resources) -> Demand:
         most = self._free.most(resources)
@@ -173,3 +197,15 @@ def free_vram(gpu: Device) -> int | None:
     if gpu.pool == "gtt" or now is None or now.vram_used_bytes is None or gpu.vram_bytes is None:
         return None
     return max(0, gpu.vram_bytes - now.vram_used_bytes)
+
+
+def numbered(gpus: Sequence[Device]) -> Sequence[Device]:
+    """Return the GPUs of a job with the numbers that they have now.
+
+    Raises:
+        RocmlabError: one of them is gone, or cannot be used any more.
+    """
+    from rocmlab.kernels import ownership
+
+    fix = "make doctor, on the host, shows what is wrong with it; when it is back: rocmlab run --resume last"
+    return ownership.numbered(gpus, "this job", fix)

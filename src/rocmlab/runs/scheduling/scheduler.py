@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rocmlab.base.errors import Problem
 from rocmlab.devices import Device
+from rocmlab.notebook.outcome import Outcome
 from rocmlab.runs.jobs import Job, Resources
 from rocmlab.runs.scheduling.place import Place
 
@@ -90,6 +91,14 @@ class Scheduler(ABC):
     @abstractmethod
     def release(self, place: Place) -> None:
         """Have what a job had free again."""
+
+    def note_end(self, place: Place, outcome: Outcome) -> str | None:
+        """Note how a job ended at a place that is free again; return why that gets no further job now, if so."""
+        return None
+
+    def wake(self, *, is_idle: bool) -> bool:
+        """Use places again that have rested enough, or all if nothing else runs; return whether there were any."""
+        return False
 
     @abstractmethod
     def _resolve(self, resources: Resources) -> Demand:

@@ -18,9 +18,15 @@ from rocmlab.runs.scheduling.pool import Pool, sets_of
 class Claims:
     """The claims of a run, oldest first; the GPUs that they have are taken from the pool."""
 
-    def __init__(self, free: Pool, has_room: Callable[[Resources, Device], bool]) -> None:
+    def __init__(
+        self,
+        free: Pool,
+        has_room: Callable[[Resources, Device], bool],
+        numbered: Callable[[Sequence[Device]], Sequence[Device]],
+    ) -> None:
         self._free = free  # what no job has and no one claims
         self._has_room = has_room
+        self.numbered = numbered  # GPUs as they are counted now
         self._claims: dict[Place, None] = {}
         self._have_theirs = True  # each claim has as many GPUs as it claims
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import os
 import re
 import warnings
@@ -16,11 +15,11 @@ from typing import Any, Literal
 from rocmlab.base.errors import RocmlabError
 from rocmlab.kernels import kernelspec
 from rocmlab.kernels.kernelspec import Kernelspec
+from rocmlab.notebook.notebooks import without_outputs
 from rocmlab.runs.jobs import Job, Request, Source, job_of
 from rocmlab.runs.spec import keys, parameters, resources
 
 LAB_KERNELS = ("tensorflow", "torch")  # the first that is here is the lab's default, as in JupyterLab
-TOP_KEYS = ("cells", "metadata", "nbformat", "nbformat_minor")  # of a notebook in format 4
 LANGUAGE_KEYS = (("kernelspec", "language"), ("language_info", "name"))
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 FITTING: dict[str | None, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
@@ -136,7 +135,7 @@ class _Reader:
 
     def defaults(self, path: Path, language: str) -> Mapping[str, Any]:
         """Return what a notebook's own cell sets its parameters to."""
-        return parameters.defaults(self.once(read, path), language)
+        return parameters.defaults(self.once(read, path)[0], language)
 
     def declared(self, path: Path, kernel: str, language: str) -> Mapping[str, Any] | None:
         """Return the parameters that a notebook declares, by papermill; None where it cannot read this language."""
@@ -144,7 +143,7 @@ class _Reader:
         from papermill.translators import Translator, papermill_translators
         from papermill.utils import find_first_tagged_cell_index
 
-        notebook = copy.deepcopy(self.once(read, path))
+        notebook = copy.deepcopy(self.once(read, path)[0])
         # papermill reads the language from the notebook, and stripped notebooks may not have it
         notebook.metadata["language_info"] = {**notebook.metadata.get("language_info", {}), "name": language}
         notebook.metadata["kernelspec"] = {**notebook.metadata.get("kernelspec", {}), "name": kernel}
@@ -163,7 +162,7 @@ def _examine(request: Request, reader: _Reader) -> Job:
         return job
     path = Path(request.notebook)
     try:
-        notebook = reader.once(read, path)
+        notebook, content = reader.once(read, path)
         own = resources.of(notebook)
         name, warning = reader.kernel_name(request.kernel, notebook)
         spec: Kernelspec = reader.once(reader.kernel, name)
@@ -178,6 +177,7 @@ def _examine(request: Request, reader: _Reader) -> Job:
             warning=warning or note,
             **request.resources(own, for_gpus)._asdict(),
             defaults={name: value for name, value in defaults.items() if name not in given},
+            content=content,
         )
         own_packages = reader.once(reader.packages, spec.name)
         key = keys.of(made, notebook, spec.specification, reader.image, reader.inputs, own_packages)
@@ -186,8 +186,8 @@ def _examine(request: Request, reader: _Reader) -> Job:
     return replace(made, key=key)
 
 
-def read(path: Path) -> Any:  # noqa: ANN401  a NotebookNode
-    """Return a notebook, brought to the present format.
+def read(path: Path) -> tuple[Any, str]:
+    """Return a notebook, brought to the present format, and the text that is executed, which has no outputs.
 
     Raises:
         RocmlabError: it cannot be read, or is not a notebook.
@@ -202,24 +202,14 @@ def read(path: Path) -> Any:  # noqa: ANN401  a NotebookNode
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # nbformat warns of cells without an id, and adds one
-            notebook = nbformat.reads(without_outputs(text), as_version=4)
+            content = without_outputs(text)
+            notebook = nbformat.reads(content, as_version=4)
             nbformat.validate(notebook)
     except nbformat.ValidationError as err:
         raise RocmlabError(f"{path.name} is not a valid notebook", str(err).splitlines()[0], fix) from err
     except Exception as err:  # nbformat lets through whatever a wrong JSON value causes
         raise RocmlabError(f"{path.name} is not a notebook", str(err).strip().splitlines()[0][:200], fix) from err
-    return notebook
-
-
-def without_outputs(text: str) -> str:
-    """Return a notebook of format 4 without what its execution discards: old outputs, and keys that it cannot have."""
-    found = json.loads(text)
-    if not isinstance(found, dict) or found.get("nbformat") != 4 or not isinstance(found.get("cells"), list):
-        return text
-    for cell in found["cells"]:
-        if isinstance(cell, dict) and cell.get("cell_type") == "code":
-            cell |= {"outputs": [], "execution_count": None}
-    return json.dumps({name: value for name, value in found.items() if name in TOP_KEYS})
+    return notebook, content
 
 
 def _is_python(notebook: Any, kernel: str) -> bool:  # noqa: ANN401  a NotebookNode

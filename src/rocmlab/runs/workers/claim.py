@@ -59,6 +59,7 @@ class Claim:
         self._waits_since: float | None = None  # it is its turn, and others have leased what it claims
         self.why_not: str | None = None  # why it has given up
         self.failure: str | None = None  # why no lease can be taken here, and the fix
+        self.is_gone = False  # that is why: another GPU will do
         self._is_settled = not place.gpus
         self._obey_limit()
         self._queried: set[Device] = set()  # whose drivers were asked for their processes
@@ -91,13 +92,22 @@ class Claim:
                 self._say_who()
                 has_said = True
             pause = POLL_SECONDS if self._waited_seconds() < LONG_SECONDS else LONG_POLL_SECONDS
-        if self.failure:
+        if self.failure or not await self._is_there():
             return False
         if has_said:
             self._say_waited(time.monotonic() - begin)
         if self._place.gpus:
             self._see({"event": "leased", "devices": [gpu.as_dict() for gpu in self._place.gpus]})
         await self._warn_of_unmanaged()
+        return True
+
+    async def _is_there(self) -> bool:
+        """Note the numbers that its GPUs have now; the lease alone does not show that they are there."""
+        try:
+            await asyncio.to_thread(self._place.number)
+        except RocmlabError as err:
+            self.failure, self.is_gone = str(err), True
+            return False
         return True
 
     def _has_given_up(self) -> bool:

@@ -16,6 +16,7 @@ class JobSpec:
     notebook: str
     output: str  # path of the executed notebook
     kernelspec: Kernelspec
+    source: str | None = None  # the file with what is executed; None: the notebook itself
     parameters: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)  # all of it
     cell_seconds: float | None = None  # the longest a cell may take; None: no limit

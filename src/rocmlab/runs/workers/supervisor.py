@@ -30,6 +30,7 @@ from rocmlab.runs.workers.workers import Workers
 LEASED = "ROCMLAB_LEASED"  # environment of a job: the runner has chosen, and leased, its devices
 NOTEBOOK, RUN, NAME = "ROCMLAB_NOTEBOOK", "ROCMLAB_RUN", "ROCMLAB_JOB_NAME"  # for people
 NOTE = "owner.json"  # the same in its scratch folder, whose name has its token: a forked kernel shows no environment
+SOURCE = "notebook.ipynb"  # in its scratch folder: what is executed, whatever is saved over it meanwhile
 ATTEMPTS = 3  # at giving a job to a worker; one may die while it has nothing to do
 MAX_WARNINGS = 100
 
@@ -92,7 +93,8 @@ class Supervisor:
             self.workers.fork_server(self.job, recipe)  # it also imports meanwhile
             if not await self._claim.settled(lambda: bool(self._stopped)) or self._stopped:
                 if self._claim.failure and not self._stopped:
-                    return Outcome("failed", self._claim.failure, warnings=self._warnings)
+                    failure, is_gone = self._claim.failure, self._claim.is_gone
+                    return Outcome("failed", failure, warnings=self._warnings, is_unplaced=is_gone)
                 why_cpu = None if self._stopped else self._claim.why_not
                 return Outcome("not run", warnings=self._warnings, why_cpu=why_cpu)
             started, self._begin = now(), time.monotonic()
@@ -126,12 +128,15 @@ class Supervisor:
         prefix = f"rocmlab-job-{self.token}-"
         with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as scratch:
             description = Path(scratch, "job.json")
-            content = self._spec(scratch, recipe).to_json()
+            spec = self._spec(scratch, recipe)
+            content = spec.to_json()
             for _ in range(ATTEMPTS):
                 Path(scratch).mkdir(
                     mode=0o700, exist_ok=True
                 )  # a worker removes what it has read, or all when it fails
                 description.write_text(content, encoding="utf-8")
+                if spec.source and self.job.content is not None:
+                    Path(spec.source).write_text(self.job.content, encoding="utf-8")
                 Path(scratch, NOTE).write_text(json.dumps(self._note()), encoding="utf-8")
                 self._worker = self._worker or self.workers.take()
                 if self._give(self._worker, description):
@@ -167,6 +172,7 @@ class Supervisor:
         return JobSpec(
             notebook=self.job.notebook,
             output=str(self.folder.file(self.job.name, "notebook")),
+            source=None if self.job.content is None else str(Path(scratch, SOURCE)),
             kernelspec=self.job.kernelspec,
             parameters=self.job.parameters,
             environment=self._environment() | {"JUPYTER_RUNTIME_DIR": scratch},  # it goes when the job goes

@@ -105,7 +105,7 @@ class Worker:
             from rocmlab.notebook.execution import Execution
 
             spec, output = job.kernelspec, Path(job.output)
-            notebook = notebooks.prepare(job.notebook, job.output, job.parameters, spec.name, spec.language)
+            notebook = notebooks.prepare(job.notebook, job.output, job.parameters, spec.name, spec.language, job.source)
             execution = Execution(notebook, running, self._options(notebook), lambda: notebooks.save(notebook, output))
         except BaseException:
             running.destroy()
