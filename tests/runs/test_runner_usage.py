@@ -365,3 +365,37 @@ def test_a_run_reports_what_its_notebooks_used(
     folder = Path(results["run"]["folder"])
     assert formatting.size(expected.vram_used_bytes) in (folder / "report.html").read_text()
     assert "a: mean_busy_percent" in (folder / "junit.xml").read_text()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_card_that_hangs_costs_no_other_its_figures(
+    tmp_path: Path, meters: Meters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are still read; the energy of the job whose card hangs is marked as a part, until it answers."""
+    monkeypatch.setattr(usage, "FRESH_SECONDS", 0.1)
+    Live(tmp_path, gpus=2, busy="steady")
+    hangs, answers = gpus(tmp_path)
+    for device in (hangs, answers):
+        meters.begin(str(device.index), [device])
+
+    def joules(device: Device) -> float:
+        return meters._jobs[str(device.index)][0].energy.joules or 0.0
+
+    wait_for(lambda: joules(hangs) > 0 and joules(answers) > 0)
+    answers_again = threading.Event()
+
+    def read(name: str) -> None:
+        if str(hangs.pci_address) in name:
+            answers_again.wait(TIMEOUT_SECONDS)
+
+    monkeypatch.setattr(roots, "on_read", read)
+    wait_for(lambda: meters._sources[usage._identity(hangs)].hangs)
+    before = joules(answers)
+    wait_for(lambda: joules(answers) > before)
+    (of_hanging,), (of_answering,) = (meters.end(str(device.index)) for device in (hangs, answers))
+    answers_again.set()
+    meters.begin("later", [hangs])
+    wait_for(lambda: meters.latest(hangs)[0] is not None)
+
+    assert of_hanging.get("energy_is_partial") is True
+    assert "energy_is_partial" not in of_answering

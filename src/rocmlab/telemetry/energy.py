@@ -42,6 +42,12 @@ class EnergyMeter:
         self._counted += growth if growth is not None else (area or 0.0) if count is not None else 0.0
         self.joules = max(self.joules or 0.0, self._counted if self._is_counting and self._agrees() else self._area)
 
+    def end(self, now: float, fresh_seconds: float) -> None:
+        """Stop: a last power that is older than that says nothing of the rest, so that what was counted is a part."""
+        last = self._power.last
+        if last is not None and now - last[0] > fresh_seconds:
+            self.is_whole = False
+
     @property
     def seconds(self) -> float:
         """The time over which power was read."""

@@ -1,4 +1,4 @@
-"""What jobs use of their devices while they run: readings by one thread, which no job and no other thread waits for.
+"""What jobs use of their devices while they run: read in the background, so that no job waits for a device that hangs.
 
 A device is read when a job on it begins and ends, twice a second in the job's first ten seconds, so that a short job
 has figures too, and every two seconds after that. A device that no job runs on is not read. The readings of each job
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rocmlab.base import private
+from rocmlab.base.background import BackgroundReader
 from rocmlab.devices import Device, Sample, system_root
 from rocmlab.devices.integral import Integral
 from rocmlab.devices.readers import Reader, Readers
@@ -54,6 +55,10 @@ class _Use:
             self.peak = max(self.peak or 0, sample.vram_used_bytes)
         self.busy.add(now, sample.busy_percent)
         self.energy.add(now, sample.power_watts, count)
+
+    def end(self) -> None:
+        """Note where the last reading is too old for the job's end: its energy is a part, then."""
+        self.energy.end(time.monotonic(), FRESH_SECONDS)
 
     def usage(self) -> Usage:
         mean, joules = self.busy.mean, self.energy.joules
@@ -116,6 +121,7 @@ class _Source:
     sample: Sample | None = None  # its last reading
     reader: Reader | None = None  # the thread's own
     is_open: bool = False
+    hangs: bool = False  # its last reading has not returned
 
     def plan(self, now: float) -> None:
         """Set when the next reading is due."""
@@ -129,6 +135,7 @@ class Meters:
     def __init__(self, root: Path | None = None) -> None:
         """Read the host below `root`, by default `$ROCMLAB_ROOT` or `/`."""
         self._readers = Readers(root or system_root())
+        self._drivers = BackgroundReader()
         self._lock = threading.Condition()  # told when a reading is wanted, and when one is taken
         self._jobs: dict[str, list[_Use]] = {}
         self._sources: dict[Hashable, _Source] = {}
@@ -165,6 +172,8 @@ class Meters:
                     source.due = 0.0
                 self._lock.notify_all()
                 self._lock.wait_for(lambda: all(source.read_at >= requested_at for source in sources), LAST_SECONDS)
+            for use in uses:
+                use.end()
             self._forget(uses)
             return [use.usage() for use in uses]
 
@@ -219,19 +228,28 @@ class Meters:
             while (due := self._wait()) is not None:
                 self._write()
                 for source in due:
-                    if not source.is_open:
-                        source.reader, source.is_open = self._readers.open(source.device), True
                     now = time.monotonic()
-                    sample = source.reader.read() if source.reader else Sample(time.time())
+                    sample, count = self._reading(source)
                     with self._lock:
-                        self._keep(source, now, sample, source.reader.energy_joules if source.reader else None)
+                        self._keep(source, now, sample, count)
                 self._write()
             self._write()
         finally:
             for source in list(self._sources.values()):
-                if source.reader is not None:
+                if source.reader is not None and not source.hangs:
                     source.reader.close()
             self._readers.close()
+
+    def _reading(self, source: _Source) -> tuple[Sample, float | None]:
+        """Return a reading and the device's own count of its energy in joules; nothing is known of one that hangs."""
+        found = None
+        try:
+            name = source.device.pci_address or source.device.name
+            found = self._drivers.now(f"the sensors of {name}", lambda: _read(source, self._readers))
+            source.hangs = found is None
+        except Exception:
+            log.warning("could not read %s", source.device.name, exc_info=True)
+        return found or (Sample(time.time()), None)
 
     def _write(self) -> None:
         """Write what has been read, without the lock: a disk may be slow."""
@@ -271,6 +289,15 @@ class Meters:
                 if use.file:
                     self._unwritten.append((use.file, source.device, sample))
         self._lock.notify_all()
+
+
+def _read(source: _Source, readers: Readers) -> tuple[Sample, float | None]:
+    """Open a device, unless it is open, and read it."""
+    if not source.is_open:
+        source.reader, source.is_open = readers.open(source.device), True
+    if source.reader is None:
+        return Sample(time.time()), None
+    return source.reader.read(), source.reader.energy_joules
 
 
 def _identity(device: Device) -> Hashable:
