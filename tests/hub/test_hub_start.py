@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from clones import free_port
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.hub import commands
 from rocmlab.hub.configuration import Configuration
 from rocmlab.hub.service import Hub
@@ -57,10 +58,11 @@ def started(tmp_path: Path) -> Iterator[Started]:
     """One with a certificate, a configuration of the administrator's, and users who sign up."""
     (tmp_path / "server.py").write_text(SERVER)
     interpreter = tmp_path / "python"
-    interpreter.write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path / 'server.py'}\n")
+    loads = f'case "$*" in *PyFileConfigLoader*) exec {sys.executable} "$@" ;; esac'
+    interpreter.write_text(f"#!/bin/sh\n{loads}\nexec {sys.executable} {tmp_path / 'server.py'}\n")
     interpreter.chmod(0o755)
     for name in ("certificate", "HUB_CONFIG"):
-        (tmp_path / name).write_text("a secret")
+        (tmp_path / name).write_text("# a secret")
     root = write_host(tmp_path / "host", gpus=1)
     chosen = {"RUNTIME": "native", "ROCMLAB_ROOT": str(root), "HUB_ADMINS": "ada", "HUB_PORT": str(free_port())}
     given = settings.load(tmp_path, {**chosen, "HUB_AUTH": "native"})
@@ -95,7 +97,7 @@ def renew(started: Started) -> None:
 
 def edit(started: Started) -> None:
     """Change a secret in the administrator's file."""
-    (started.folder / "HUB_CONFIG").write_text("the new")
+    (started.folder / "HUB_CONFIG").write_text("# the new")
 
 
 def lose_token(started: Started) -> None:
@@ -128,3 +130,17 @@ def test_no_secret_is_in_what_is_compared(started: Started) -> None:
     assert started.hub.setup_password() not in record.read_text()
     assert commands.token(started.hub.state) not in record.read_text()
     assert record.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_configuration_that_cannot_be_loaded_stops_no_hub(started: Started) -> None:
+    """The hub that runs stays as it is, also with an upgrade that is pending."""
+    pull(started)
+    (started.folder / "HUB_CONFIG").write_text("c.JupyterHub.template_vars = {\n")
+    before = started.hub.process.find()
+
+    with pytest.raises(RocmlabError, match="was not restarted, and runs as before") as raised:
+        started.up()
+
+    assert "SyntaxError" in raised.value.problem.why
+    assert started.hub.process.find() == before
+    assert [path.name for path in started.hub.state.glob(".configuration*")] == []

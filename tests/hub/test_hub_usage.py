@@ -95,3 +95,19 @@ def test_no_note_counts_more_than_the_time_that_the_hub_saw(host: Host) -> None:
     again.read()
     again.close()
     assert hours(host) == {ADA: 10, BOB: 0}
+
+
+@pytest.mark.parametrize("left", ["", "{", "[]", "\0" * 8])
+def test_a_damaged_file_is_kept_and_counting_begins_again(
+    host: Host, caplog: pytest.LogCaptureFixture, left: str
+) -> None:
+    """What it had may be needed for a bill, and is not overwritten."""
+    path = host.state / usage.FILE
+    path.write_text(left)
+
+    host.start().read()
+
+    (aside,) = host.state.glob(f"{usage.FILE}.damaged-*")
+    assert aside.read_text() == left
+    assert "was damaged" in caplog.text
+    assert usage.read(host.state)[0] == host.now

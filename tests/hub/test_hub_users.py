@@ -14,6 +14,7 @@ import hubs
 import pytest
 from hubs import Client, Machine, wait
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.kernels.leases import Leases
 
 pytestmark = [pytest.mark.slow, pytest.mark.native]
@@ -162,6 +163,24 @@ def test_an_edited_configuration_file_is_applied_and_labs_run_on(machine: Machin
         own.write_text(text)
         machine.start()
         wait(lambda: ada.lab("DELETE", f"api/kernels/{kernel}").ok)
+
+
+def test_a_configuration_file_with_an_error_leaves_the_hub_running(machine: Machine) -> None:
+    """The error names its line, and no one is locked out meanwhile."""
+    own = Path(machine.found.extra)
+    before, text = machine.hub.process.find(), own.read_text()
+    own.write_text(f"{text}import no_such_authenticator\n")
+    try:
+        with pytest.raises(RocmlabError, match="was not restarted, and runs as before") as raised:
+            machine.start()
+    finally:
+        own.write_text(text)
+
+    assert "No module named 'no_such_authenticator'" in raised.value.problem.why
+    assert str(own) in raised.value.problem.fix
+    assert machine.hub.process.find() == before
+    assert machine.client("bob").get("/hub/home").ok
+    assert not machine.start()
 
 
 def test_only_those_who_may_log_in(machine: Machine) -> None:

@@ -79,9 +79,9 @@ class Configuration:
     shm_size: str = "8gb"
     lab: dict[str, str] = field(default_factory=dict)  # settings of every lab
 
-    def write(self) -> Path:
-        """Write it into the hub's folder, and return the file."""
-        path = Path(self.state, FILE)
+    def write(self, path: Path | None = None) -> Path:
+        """Write it into the hub's folder, or to a path, and return the file."""
+        path = path or Path(self.state, FILE)
         kept.write(path, json.dumps(asdict(self), indent=1) + "\n")
         return path
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rocmlab.base import formatting, host_limits
 from rocmlab.base.errors import RocmlabError
+from rocmlab.hub import kept
 from rocmlab.stack import envfile
 
 FILE = "notices.json"
@@ -108,7 +109,7 @@ class Notices:
 
     def _write(self, name: str, notice: Notice | None) -> None:
         found = {**envfile.read_json(self._path), name: asdict(notice) if notice else None}
-        envfile.write(self._path, json.dumps(found, indent=1) + "\n")
+        kept.write(self._path, json.dumps(found, indent=1) + "\n")
 
 
 def _notice(text: str, by: str, limit: int) -> Notice:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import rocmlab
-from rocmlab.base import addresses, host_limits, identity, lease_folder, live
+from rocmlab.base import addresses, files, host_limits, identity, lease_folder, live
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.identity import Process
 from rocmlab.hub import configuration, inputs
@@ -35,6 +35,9 @@ from rocmlab.stack.project import Project
 from rocmlab.stack.settings import Settings
 
 CONFIG = Path(rocmlab.__file__).parent / "hub/jupyterhub_config.py"
+# As JupyterHub itself does, with all that this names.
+LOADS = "import sys; from traitlets.config import PyFileConfigLoader; PyFileConfigLoader(sys.argv[1]).load_config()"
+LINES = 8  # of its error
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 90.0
 STOP_SECONDS = 15.0
@@ -166,7 +169,9 @@ class Hub:
         is_same = self.known() == found and self.process.recorded().get("configuration") == given
         if self.is_running() and is_same and self.answers(found):
             return False
+        env = self._environment(found, extra or {})
         if self.is_running():
+            self._check_loads(found, interpreter, env)
             say("restarting the hub; labs run on")
             self.stop(say)
         lease_folder.ensure(Path(found.leases))
@@ -174,14 +179,6 @@ class Hub:
             with suppress(OSError):  # only root may; containers see what is written there later
                 host_limits.make_folder(host_limits.path().parent)
         found.write()
-        kept = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "DOCKER_HOST", "DOCKER_CONFIG", "XDG_RUNTIME_DIR")
-        env = {name: os.environ[name] for name in kept if name in os.environ}
-        env |= {
-            "PYTHONPATH": str(Path(rocmlab.__file__).parents[1]),
-            "ROCMLAB_HUB_FILE": str(self.file),
-            **(extra or {}),
-        }
-        env |= {"PYTHONUNBUFFERED": "1"} | ({"ROCMLAB_ROOT": found.root} if found.root != "/" else {})
         command = [str(interpreter), "-P", "-m", "jupyterhub", "--config", str(CONFIG)]
         child = self.process.launch(command, env, given, log=self.log, cwd=self.state)
         deadline = time.monotonic() + START_SECONDS
@@ -195,6 +192,30 @@ class Hub:
             last_lines(self.log),
             f"fix the error above, then make hub-up; complete log: {self.log}",
         )
+
+    def _environment(self, found: Configuration, extra: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of the hub's process."""
+        kept = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "DOCKER_HOST", "DOCKER_CONFIG", "XDG_RUNTIME_DIR")
+        env = {name: os.environ[name] for name in kept if name in os.environ}
+        env |= {"PYTHONPATH": str(Path(rocmlab.__file__).parents[1]), "ROCMLAB_HUB_FILE": str(self.file), **extra}
+        return env | {"PYTHONUNBUFFERED": "1"} | ({"ROCMLAB_ROOT": found.root} if found.root != "/" else {})
+
+    def _check_loads(self, found: Configuration, interpreter: Path, env: Mapping[str, str]) -> None:
+        """Raise RocmlabError unless JupyterHub can load what it is to be restarted with."""
+        draft = files.draft_path(self.file)
+        command = [str(interpreter), "-P", "-c", LOADS, str(CONFIG)]
+        try:
+            found.write(draft)
+            own = {**env, "ROCMLAB_HUB_FILE": str(draft)}
+            code, output = process.capture(command, env=own, timeout_seconds=START_SECONDS)
+        finally:
+            draft.unlink(missing_ok=True)
+        if code:
+            raise RocmlabError(
+                "the hub was not restarted, and runs as before: its configuration cannot be loaded",
+                "\n".join(output.strip().splitlines()[-LINES:]),
+                f"fix {found.extra or 'the error above'}, then make hub-up",
+            )
 
     def answers(self, found: Configuration) -> bool:
         """Return whether the hub answers through its proxy."""

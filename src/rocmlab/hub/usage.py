@@ -23,6 +23,7 @@ from typing import Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import Device
+from rocmlab.hub import kept
 from rocmlab.hub.configuration import Configuration
 from rocmlab.hub.devices import devices_of
 from rocmlab.kernels.holders import Holder
@@ -73,7 +74,7 @@ class Usage:
         self._path = state / FILE
         self._held, self._now = held, now
         self._sampler = Sampler((), root, errors_seconds=math.inf)
-        found = envfile.read_json(self._path)
+        found = self._kept()
         self.since_seconds: float = found.get("since_seconds", now())
         self.users = _users(found)
         self._seen_seconds: float = found.get("seen_seconds", now())
@@ -121,11 +122,20 @@ class Usage:
             used.energy_joules = (used.energy_joules or 0.0) + max(0.0, joules - before)
         used.is_energy_whole = used.is_energy_whole and is_whole and joules is not None
 
+    def _kept(self) -> dict[str, Any]:
+        """Return what the file has; one that is damaged is put aside, for what it had must not be lost silently."""
+        found = envfile.read_json(self._path)
+        if not found and self._path.exists():
+            aside = self._path.with_name(f"{FILE}.damaged-{int(self._now())}")
+            os.replace(self._path, aside)
+            log.warning("%s was damaged: what users took before is not counted; it is kept as %s", FILE, aside.name)
+        return found
+
     def _write(self) -> None:
         found: dict[str, Any] = {"since_seconds": self.since_seconds, "seen_seconds": self._seen_seconds}
         found["users"] = {str(uid): asdict(used) for uid, used in self.users.items()}
         found["leases"] = {name: asdict(lease) for name, lease in self._leases.items()}
-        envfile.write(self._path, json.dumps(found) + "\n")
+        kept.write(self._path, json.dumps(found) + "\n")
 
 
 def _begun(lease: _Lease, earliest: float, now: float) -> float:
