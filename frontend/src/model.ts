@@ -112,6 +112,7 @@ export interface Kernel {
   idle_seconds: Unknown<number>;
   idle_since_seconds: Unknown<number>; // Unix time
   devices: string[];
+  is_gpu_shared?: boolean; // it uses a GPU that nothing can reserve: Metal, WSL2
   since: Unknown<string | number>;
   queue: Unknown<Queue>; // null: it does not wait for GPUs
 }

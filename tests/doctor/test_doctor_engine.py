@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from situations import ENGINE, Looker, fires, put, silent, skipped
+from situations import ENGINE, Looker, fires, silent, skipped
 
 from rocmlab.base.errors import Problem
 from rocmlab.doctor.model import BLOCKS, WARNS
@@ -108,20 +108,3 @@ def test_without_an_engine_nothing_about_engines_applies(look: Looker) -> None:
     look.engine = engines.Engine(is_usable=False)
 
     assert skipped(look(), "engine.answers") == "no container engine was found"
-
-
-def test_selinux_denies_until_the_boolean_is_set(look: Looker) -> None:
-    """Enforcing, with an engine that labels: `setsebool`, imitated, makes it silent."""
-    silent(look(), "selinux")
-    put(look.root, "sys/fs/selinux/enforce", "1")
-    boolean = put(look.root, "sys/fs/selinux/booleans/container_use_devices", "0 0")
-    silent(look(), "selinux")
-    look.engine = dataclasses.replace(ENGINE, security=("name=selinux",))
-
-    fix = fires(look(), "selinux", WARNS).problem.fix
-    assert "setsebool -P container_use_devices=true" in fix
-    assert "chcon -Rt container_file_t" in fix  # the notebooks folder has no label for containers
-    assert "security_opt: [label=disable]" in fix
-
-    boolean.write_text("1 1")
-    silent(look(), "selinux")

@@ -88,7 +88,7 @@ def test_ids_are_unique_and_well_formed() -> None:
 
 
 FACTS = """kernel.amdgpu kernel.secureboot dev.kfd.exists pcie.atomics dev.perm container.gid_mismatch groupname
-docker.desktop docker.snap docker.rootless compose.version selinux igpu gfx.support iommu.pt shm env.conflict
+docker.desktop docker.snap docker.rootless compose.version igpu gfx.support iommu.pt shm env.conflict
 userspace.driver tf.clobbered wsl vfio runtimepm rebar disk cgroup jupyter.env"""
 
 

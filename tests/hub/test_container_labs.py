@@ -119,6 +119,7 @@ def test_a_start_requests_what_was_chosen_and_the_limits(
     assert (host["Memory"], host["MemorySwap"], host["PidsLimit"]) == (2 << 30, 2 << 30, 99)
     assert host["CpuQuota"] == 1.5 * host["CpuPeriod"]
     assert host["NetworkMode"] == NAME
+    assert host["SecurityOpt"] == ["label=disable"]
     assert not host.get("Privileged")
     assert not host.get("PortBindings")
     assert made["Hostname"] == "lab-ada"

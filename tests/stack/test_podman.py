@@ -183,7 +183,7 @@ class TestSameAsCompose:
     def test_what_else_compose_says_is_known(self, compose: dict) -> None:
         """A new key in compose.yaml must be thought of here as well."""
         known = {"image", "build", "devices", "group_add", "ports", "environment", "secrets", "volumes", "shm_size"}
-        known |= {"pids_limit", "mem_limit", "memswap_limit", "logging"}
+        known |= {"pids_limit", "mem_limit", "memswap_limit", "logging", "security_opt"}
 
         assert set(compose["services"]["lab"]) == known | {"stop_grace_period", "restart"}
 

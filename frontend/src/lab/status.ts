@@ -125,6 +125,12 @@ export class StatusItem extends Widget {
         'The server restarts this kernel when it gets one',
         `This kernel ${text}. Open the GPU panel`
       );
+    } else if (kernel.is_gpu_shared === true) {
+      this.say(
+        'GPU (shared)',
+        'every program of this machine may use its GPU: there is no lease, and no figures',
+        'GPU, shared with every program of this machine. Open the GPU panel'
+      );
     } else if (this.unwatch === null) {
       this.say(
         'CPU',

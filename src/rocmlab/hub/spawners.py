@@ -383,6 +383,7 @@ class ContainerSpawner(WithGpus, DockerSpawner):  # type: ignore[misc]
         found = self.settings_of_hub
         # The spawner removes it, so that what a lab that has ended by itself said can be read first.
         host: dict[str, Any] = {"shm_size": found.shm_size, "network_mode": found.network, "auto_remove": False}
+        host["security_opt"] = ["label=disable"]  # as in compose.yaml
         if found.limits.pids:
             host["pids_limit"] = found.limits.pids
         if found.limits.memory_bytes:

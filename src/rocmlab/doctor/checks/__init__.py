@@ -78,7 +78,6 @@ ALL: tuple[Check, ...] = (
     gpus.integrated,
     gpus.apu_memory,
     masks.kernelspecs,
-    engine.selinux,
     platform.iommu,
     gpus.link,
     gpus.large_bar,

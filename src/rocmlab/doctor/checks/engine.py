@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rocmlab.base.errors import Problem
-from rocmlab.doctor.model import BLOCKS, HOST, WARNS, Verdict, check, ok, skip, warns
+from rocmlab.doctor.model import BLOCKS, HOST, WARNS, Verdict, check, ok, skip
 from rocmlab.doctor.situation import Situation
 from rocmlab.stack.engine import ComposeProblem
 
@@ -145,33 +145,3 @@ def rootless(s: Situation) -> Verdict:
         return ok(_reads(s))
     problem = s.engine.lab_problem()
     return _of(problem, _reads(s), is_fatal=True) if problem else ok(_reads(s))
-
-
-@check(
-    "selinux",
-    "SELinux lets containers use devices",
-    sides=(HOST,),
-    looks_at="`/sys/fs/selinux/enforce`, the boolean `container_use_devices`, and whether the engine labels",
-    why="An enforcing SELinux denies a container every device node, whatever its mode is (podman#15930).",
-    fix="`sudo setsebool -P container_use_devices=true`",
-    unless=lambda s: s.no_kfd_gpus or _no_engine(s),
-)
-def selinux(s: Situation) -> Verdict:
-    """Look at enforcement, the engine and the boolean."""
-    enforce = s.text("sys/fs/selinux/enforce")
-    if enforce != "1":
-        return ok(f"/sys/fs/selinux/enforce: {enforce or 'missing'}")
-    labels = any("selinux" in option for option in s.engine.security)
-    boolean = s.text("sys/fs/selinux/booleans/container_use_devices")
-    seen = ("/sys/fs/selinux/enforce: 1", f"container_use_devices: {boolean or 'unknown'}")
-    if not labels or (boolean or "").startswith("1"):
-        return ok(*seen)
-    return warns(
-        "SELinux may deny the lab the GPU's device nodes",
-        "it is enforcing, the engine labels containers, and containers may not use devices",
-        "sudo setsebool -P container_use_devices=true\n"
-        "and for the notebooks, and a SHARE that is a folder: sudo chcon -Rt container_file_t FOLDER\n"
-        "or, for both: `security_opt: [label=disable]` for the service lab, in your own Compose file, added to "
-        "COMPOSE_FILE in .env",
-        *seen,
-    )

@@ -136,6 +136,7 @@ def _row(
         "idle_seconds": round(max(0.0, (now - since).total_seconds()), 3) if since else None,
         "idle_since_seconds": since.timestamp() if since else None,  # Unix time
         "devices": [device_id(device) for device in owned.devices] if owned else [],
+        "is_gpu_shared": bool(owned and owned.is_shared),  # it uses a GPU that nothing can reserve: Metal, WSL2
         "since": lease.holder.started if lease else None,  # of the lease; None: it has none
         "queue": {"gpus": turn.count, "ticket": turn.ticket_name} if turn else None,  # None: it waits for no GPU
     }
