@@ -175,6 +175,29 @@ def test_a_kernel_to_which_no_page_has_ever_connected_is_warned_and_shut_down(ho
     assert "unless a cell is run" in server.log
 
 
+def test_a_kernel_that_waited_for_its_gpu_is_idle_from_when_it_has_it(host: Host) -> None:
+    """It did nothing before, because it could not; else it would be warned, and shut down, as soon as it is served."""
+    host.offer()
+    server = Server(host, "off")
+
+    async def scenario() -> None:
+        await up(server)
+        first, second = await server.start("torch-all"), await server.start("torch-gpu0")
+        freed = datetime.now(timezone.utc)
+
+        def last_activity() -> datetime:
+            return datetime.fromisoformat(server.ask(f"/api/kernels/{second}")["last_activity"].replace("Z", "+00:00"))
+
+        assert last_activity() < freed
+        await asyncio.to_thread(server.ask, f"/api/kernels/{first}", "DELETE")
+        await until(lambda: last_activity() > freed, pause=0.2)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        server.stop()
+
+
 def test_a_kernel_that_is_used_while_another_is_shut_down_stays(host: Host) -> None:
     """Two idle kernels are due at once; during the shutdown of the first a cell is run in the second."""
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager

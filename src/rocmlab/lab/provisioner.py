@@ -25,6 +25,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +236,10 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
                 server.restart_kernel(self.kernel_id) if self.kernel_id in server else self.parent.restart_kernel()
             )
             await ensure_async(restarted)
+            if hasattr(
+                self.parent, "last_activity"
+            ):  # of jupyter_server: while it waited it did nothing, but was not idle
+                self.parent.last_activity = datetime.now(timezone.utc)
         except Exception:
             self.log.exception("the kernel %s could not be restarted with its GPUs", self.kernel_id)
             self.let_go()

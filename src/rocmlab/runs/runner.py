@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from rocmlab.devices import Device
 from rocmlab.notebook.outcome import Outcome
 from rocmlab.runs import space
 from rocmlab.runs.folder import RunFolder, now
@@ -85,7 +86,7 @@ class Runner:
         self.gone: str | None = None  # why the cluster is lost
         self.full: str | None = None  # which disk is nearly full, so that no further job starts
         self.why_cpu: dict[str, str] = {}  # of jobs that waited too long for several GPUs
-        self.notes: list[str] = []  # for the report: which GPUs rested
+        self.notes: dict[tuple[Device, ...], str] = {}  # for the report: why a GPU rested the last time
         self.reported: set[str] = set()  # jobs of which was reported what they wait for
         self.waiting = Queue((), slots)
         self.running: dict[asyncio.Task[None], Supervised] = {}  # until their notebooks are converted
@@ -123,7 +124,7 @@ class Runner:
             slots=self.slots.count,
             versions=versions(),
             earlier=earlier,
-            notes=[*self.before.notes, *self.notes, *self._how_to_resume()],
+            notes=[*self.before.notes, *self.notes.values(), *self._how_to_resume()],
         )
         run.save()
         self.folder.log("run finished", status=run.as_dict()["run"]["status"])
@@ -287,7 +288,7 @@ class Runner:
         if self._may_start and (why := self.slots.note_end(place, outcome)):
             self.folder.log("device rests", devices=identify(place), why=why)
             log.warning("%s", why)
-            self.notes.append(why)
+            self.notes[place.devices] = why
 
     def _needs_another_place(self, job: Job, place: Place, outcome: Outcome) -> bool:
         """Put a job back that could not begin in its place; return whether it was."""
