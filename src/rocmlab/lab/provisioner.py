@@ -236,9 +236,7 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
                 server.restart_kernel(self.kernel_id) if self.kernel_id in server else self.parent.restart_kernel()
             )
             await ensure_async(restarted)
-            if hasattr(
-                self.parent, "last_activity"
-            ):  # of jupyter_server: while it waited it did nothing, but was not idle
+            if hasattr(self.parent, "last_activity"):  # of jupyter_server: it waited, and was not idle
                 self.parent.last_activity = datetime.now(timezone.utc)
         except Exception:
             self.log.exception("the kernel %s could not be restarted with its GPUs", self.kernel_id)
