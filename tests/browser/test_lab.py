@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.native]
 ARTIFACTS = REPOSITORY / "test-artifacts"
 TRAINING_SECONDS = 600
+FONTS = "Matplotlib is building the font cache"  # once, where that takes more than five seconds
 
 
 def picture(page: Page, name: str) -> Path:
@@ -107,7 +109,7 @@ def short_notebook(browser_lab: tuple[Clone, str]) -> Iterator[str]:
     folder = browser_lab[0].folder / "notebooks"
     text = (folder / "01_mnist_fc.ipynb").read_text(encoding="utf-8")
     assert text.count("epochs: int = 10 ") == 1
-    short = folder / "01_mnist_short.ipynb"
+    short = folder / f"01_mnist_short_{secrets.token_hex(2)}.ipynb"  # of its own, for a second attempt too
     short.write_text(text.replace("epochs: int = 10 ", "epochs: int = 2 "), encoding="utf-8")
     yield short.name
     short.unlink()
@@ -128,12 +130,10 @@ def test_the_main_notebook_trains_on_the_screen(
     accuracy = re.search(r"test_accuracy\W+([01]\.\d+)", text)
     assert accuracy, text
     assert float(accuracy[1]) >= 0.945
-    assert (
-        page.locator(
-            "[data-mime-type='application/vnd.jupyter.error'], .jp-RenderedText[data-mime-type*=stderr]"
-        ).count()
-        == 0
-    )
+    complaints = page.locator(
+        "[data-mime-type='application/vnd.jupyter.error'], .jp-RenderedText[data-mime-type*=stderr]"
+    ).all_inner_texts()
+    assert [text for text in complaints if FONTS not in text] == []
     picture(page, "mnist_result")
     page.locator(".jp-RenderedMarkdown h2:has-text('How it learned')").evaluate("heading => heading.scrollIntoView()")
     page.wait_for_timeout(500)  # for the plots to be painted

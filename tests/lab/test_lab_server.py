@@ -475,6 +475,26 @@ def test_a_kernel_that_nobody_ever_talked_to_is_idle_since_its_start(lab: Lab) -
     assert 0 < time.time() - row["idle_since_seconds"] < 600
 
 
+def test_a_kernel_on_a_gpu_that_nothing_can_reserve_is_told_from_one_on_the_cpu(host: Host) -> None:
+    """On WSL2, imitated: all GPUs are behind one node, and there is no lease."""
+    host.offer()
+    root = host.prefix.parent / "host"
+    shutil.rmtree(root / "sys")
+    shutil.rmtree(root / "dev")
+    (root / "dev").mkdir()
+    (root / "dev/dxg").touch()
+    server = Server(host).up()
+    try:
+        for name in ("torch", "torch-cpu"):
+            server.json("api/kernels", "POST", {"name": name}, status=201)
+        rows = {row["kernel_name"]: row for row in server.json("rocmlab/api/kernels")}
+    finally:
+        server.stop()
+
+    assert {name: row["is_gpu_shared"] for name, row in rows.items()} == {"torch": True, "torch-cpu": False}
+    assert [row["since"] for row in rows.values()] == [None, None]
+
+
 def test_a_kernel_that_waits_for_a_gpu_has_its_place_in_the_queue(lab: Lab) -> None:
     """It is neither idle nor starting: how many wait for GPUs of this host, and how many of them are before it."""
     leases, gpus = lab.host.leases, lab.host.devices
