@@ -64,6 +64,7 @@ def pool(gpus: list[Device]) -> Pool:
         (Outcome("failed", "GPU 0 is gone", is_unplaced=True), True),
         (failed("OutOfMemoryError", "HIP out of memory. Tried to allocate 2 GiB"), False),
         (failed("RuntimeError", "HIP error: out of memory"), False),
+        (failed("AcceleratorError", "CUDA error: device-side assert triggered"), False),
         (failed("ValueError", "shapes differ"), False),
         (Outcome("failed"), False),
         (Outcome("killed", "perhaps because the memory was full"), False),

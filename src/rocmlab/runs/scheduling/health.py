@@ -14,11 +14,11 @@ from rocmlab.runs.scheduling.pool import Pool
 DEATHS = 3  # one after another on the same GPU; fewer may be the jobs' own
 REST_SECONDS = 300.0  # the first time; twice as long each further time
 MAX_REST_SECONDS = 3600.0
-# What PyTorch, TensorFlow and JAX report where the device fails; a full memory is the job's own.
+# What frameworks report where the device fails; a full memory or an index out of range is the job's own.
 DEVICE_ERROR = re.compile(
     r"\b(HIP|CUDA)[ _]error\b|\bhipError|\bcudaError|\bCUDA_ERROR_|\bHSA_STATUS_ERROR", re.IGNORECASE
 )
-FULL = re.compile(r"out[ _]?of[ _]?memory", re.IGNORECASE)
+OWN = re.compile(r"out[ _]?of[ _]?memory|device-side assert", re.IGNORECASE)
 
 
 def is_death(outcome: Outcome) -> bool:
@@ -27,7 +27,7 @@ def is_death(outcome: Outcome) -> bool:
         return True
     error = outcome.notebook.error if outcome.notebook else None
     text = f"{(error or {}).get('name', '')}: {(error or {}).get('value', '')}"
-    return outcome.status == "failed" and bool(DEVICE_ERROR.search(text)) and not FULL.search(text)
+    return outcome.status == "failed" and bool(DEVICE_ERROR.search(text)) and not OWN.search(text)
 
 
 class Health:
