@@ -32,7 +32,7 @@ from rocmlab.kernels.leases import Holder
 from rocmlab.simulation import GpuUse
 
 if TYPE_CHECKING:
-    from playwright.sync_api import ConsoleMessage, Page
+    from playwright.sync_api import ConsoleMessage, Page, Route
 
 pytestmark = pytest.mark.browser
 REACTION_SECONDS = 1.5
@@ -320,6 +320,22 @@ def test_a_kernel_without_a_gpu_is_called_cpu(lab: Lab, page: Page) -> None:
 
     assert item.inner_text() == "CPU"
     assert streams == []
+
+
+def test_a_kernel_on_a_gpu_that_nothing_can_reserve_is_not_called_cpu(lab: Lab, page: Page) -> None:
+    """As on Metal and WSL2, which a changed answer of the server imitates."""
+
+    def shared(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=[{**row, "is_gpu_shared": True} for row in answer.json()])
+
+    page.route(re.compile(r"rocmlab/api/kernels\b"), shared)
+    lab.notebook("shared.ipynb", "torch-cpu")
+    page.goto(lab.url("lab/tree/shared.ipynb"))
+    item = page.locator(".rocmlab-StatusItem-button")
+    item.filter(has_text="shared").wait_for(timeout=WAIT)
+
+    assert item.inner_text() == "GPU (shared)"
 
 
 def test_a_lost_connection_is_said_and_comes_back(lab: Lab, page: Page) -> None:
