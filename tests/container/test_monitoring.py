@@ -54,7 +54,7 @@ def test_configuration_is_valid_and_careful(monitored) -> None:
         assert [port["host_ip"] for port in service["ports"]] == ["127.0.0.1"]
         assert not {"privileged", "network_mode", "container_name", "cap_add", "pid", "devices", "build"} & set(service)
         assert service["cap_drop"] == ["ALL"]
-        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["security_opt"] == ["no-new-privileges:true", "label=disable"]
         assert not any("docker.sock" in volume["source"] for volume in service["volumes"])
         assert all(volume["read_only"] for volume in service["volumes"] if volume["type"] == "bind")
         assert all(Path(volume["source"]).exists() for volume in service["volumes"] if volume["type"] == "bind")
