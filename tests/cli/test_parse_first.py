@@ -84,8 +84,9 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
         f'exec "{sys.executable}" -S "$@"\n'
     )
     python.chmod(0o755)
+    others = (each for each in os.get_exec_path() if not Path(each, "nvitop").exists())  # that would be run
     environment = {
-        "PATH": f"{recorders}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(recorders), *others]),
         "HOME": str(home),
         "PYTHONPATH": "src",
         "PYTHONDONTWRITEBYTECODE": "1",  # Python's own cache, which it writes for any program
