@@ -102,6 +102,16 @@ def test_a_gpu_rests_after_some_deaths_in_a_row(gpus: list[Device], pool: Pool) 
     assert not still_resting
 
 
+def test_thousands_of_deaths_are_no_error(gpus: list[Device], pool: Pool) -> None:
+    """All jobs of a long run may die; a rest takes an hour at most."""
+    health = Health(pool)
+
+    for _ in range(2000):
+        said = health.note(gpus[:1], DEAD)
+
+    assert "for 1:00:00" in str(said)
+
+
 @pytest.mark.parametrize("status", ["ok", "failed", "skipped"])
 def test_a_job_that_gets_through_ends_the_count(gpus: list[Device], pool: Pool, status: Status) -> None:
     """Deaths that are not in a row are the jobs' own."""

@@ -14,6 +14,7 @@ from rocmlab.runs.scheduling.pool import Pool
 DEATHS = 3  # one after another on the same GPU; fewer may be the jobs' own
 REST_SECONDS = 300.0  # the first time; twice as long each further time
 MAX_REST_SECONDS = 3600.0
+MAX_DOUBLINGS = 4  # which is more than that; a run may have thousands of deaths, and a float ends at 2 ** 1024
 # What frameworks report where the device fails; a full memory or an index out of range is the job's own.
 DEVICE_ERROR = re.compile(
     r"\b(HIP|CUDA)[ _]error\b|\bhipError|\bcudaError|\bCUDA_ERROR_|\bHSA_STATUS_ERROR", re.IGNORECASE
@@ -52,7 +53,8 @@ class Health:
         deaths = self._deaths[gpu] = self._deaths.get(gpu, 0) + 1
         if deaths < DEATHS and not outcome.is_unplaced:
             return None
-        seconds = min(MAX_REST_SECONDS, REST_SECONDS * 2 ** max(0, deaths - DEATHS))
+        doublings = min(max(0, deaths - DEATHS), MAX_DOUBLINGS)
+        seconds = min(MAX_REST_SECONDS, REST_SECONDS * 2**doublings)
         self._until[gpu] = self._clock() + seconds
         self._free.take([gpu])
         name = formatting.device_label([gpu.as_dict()])

@@ -128,15 +128,14 @@ class Supervisor:
         prefix = f"rocmlab-job-{self.token}-"
         with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as scratch:
             description = Path(scratch, "job.json")
-            spec = self._spec(scratch, recipe)
-            content = spec.to_json()
+            content = self._spec(scratch, recipe).to_json()
             for _ in range(ATTEMPTS):
                 Path(scratch).mkdir(
                     mode=0o700, exist_ok=True
                 )  # a worker removes what it has read, or all when it fails
                 description.write_text(content, encoding="utf-8")
-                if spec.source and self.job.content is not None:
-                    Path(spec.source).write_text(self.job.content, encoding="utf-8")
+                if self.job.content is not None:
+                    Path(scratch, SOURCE).write_text(self.job.content, encoding="utf-8")
                 Path(scratch, NOTE).write_text(json.dumps(self._note()), encoding="utf-8")
                 self._worker = self._worker or self.workers.take()
                 if self._give(self._worker, description):
