@@ -25,6 +25,7 @@ from rocmlab.hub import configuration, inputs
 from rocmlab.hub.authenticators import SETUP
 from rocmlab.hub.cgroups import Cgroups
 from rocmlab.hub.configuration import UP, Configuration
+from rocmlab.hub.network import Network
 from rocmlab.hub.uids import Uids
 from rocmlab.stack import envfile, process, resolve, tls
 from rocmlab.stack import live as live_files
@@ -255,30 +256,6 @@ class Hub:
     def setup_password(self) -> str:
         """Return what an administrator signs up with, empty where there is no sign-up."""
         return envfile.read(self.state / SETUP).strip()
-
-
-class Network:
-    """The network of the hub's containers: they reach the hub, and not each other."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def address(self) -> str:
-        """Return this host's address in it; it is made where it is missing.
-
-        Raises:
-            RocmlabError: the engine refuses.
-        """
-        template = "{{(index .IPAM.Config 0).Gateway}}"
-        inspect = ["docker", "network", "inspect", "--format", template, self.name]
-        code, output = process.capture(inspect)
-        if code:
-            option = ["--opt", "com.docker.network.bridge.enable_icc=false"]
-            code, output = process.capture(["docker", "network", "create", *option, self.name])
-            code, output = process.capture(inspect) if code == 0 else (code, output)
-        if code or not addresses.is_address(output.strip()):
-            raise RocmlabError(f"the network {self.name} cannot be made", output.strip()[-400:], "docker network ls")
-        return output.strip()
 
 
 def check_runtime(project: Project) -> str:
