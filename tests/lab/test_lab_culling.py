@@ -86,16 +86,32 @@ class Server:
         """Connect as a page does, execute code, and return the connection."""
         address = f"ws://127.0.0.1:{self.port}/api/kernels/{kernel_id}/channels"
         socket = await websocket_connect(HTTPRequest(address, headers={"Authorization": f"token {TOKEN}"}))
-        header = {"msg_id": "1", "msg_type": "execute_request", "username": "", "session": "s", "version": "5.3"}
         content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
-        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
-        await socket.write_message(json.dumps(message))
+        await send(socket, "shell", "execute_request", content)
         return socket
 
     def stop(self) -> None:
         """Shut it down."""
         self.process.terminate()
         self.process.wait(WAIT_SECONDS)
+
+
+async def send(page: WebSocketClientConnection, channel: str, kind: str, content: dict, **header: object) -> None:
+    """Send a message to a page's kernel."""
+    header |= {"msg_id": kind, "msg_type": kind, "username": "", "session": "s", "version": "5.3"}
+    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": channel}
+    await page.write_message(json.dumps(message))
+
+
+async def use_widget(page: WebSocketClientConnection) -> None:
+    """Do what a page does where a widget talks to its kernel: open a subshell, and send a message there."""
+    await send(page, "control", "create_subshell_request", {})
+    while (message := json.loads(await page.read_message()))["msg_type"] != "create_subshell_reply":
+        pass
+    subshell = message["content"]["subshell_id"]
+    await send(page, "shell", "comm_info_request", {}, subshell_id=subshell)
+    while json.loads(await page.read_message())["msg_type"] != "comm_info_reply":
+        pass
 
 
 async def warnings(page: WebSocketClientConnection) -> list[str]:
@@ -123,7 +139,7 @@ async def up(server: Server) -> None:
 
 
 def test_an_idle_kernel_is_warned_and_shut_down_and_the_others_stay(host: Host) -> None:
-    """Limit 6 s: the page of the idle kernel hears of it first; the busy kernel and that of the CPU live on."""
+    """Limit 6 s: the idle page hears of it first; a busy kernel whose widget is used, and one on the CPU, live on."""
     host.offer()
     server = Server(host, "6")
 
@@ -134,10 +150,12 @@ def test_an_idle_kernel_is_warned_and_shut_down_and_the_others_stay(host: Host) 
         await server.start("torch-cpu")
         page = await server.say(idle, "1")
         working = await server.say(busy, "import time; time.sleep(600)")
+        await use_widget(working)
         heard = await asyncio.wait_for(warnings(page), WAIT_SECONDS)
         await until(lambda: "torch-gpu0" not in server.names(), pause=0.2)
         await until(lambda: host.holders()[0] is None)
         assert server.names() == {"torch-gpu1", "torch-cpu"}
+        assert server.ask(f"/api/kernels/{busy}")["execution_state"] == "busy"
         for connection in (working, page):
             connection.close()
             while await connection.read_message() is not None:

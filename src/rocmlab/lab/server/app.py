@@ -13,7 +13,7 @@ from tornado.web import HTTPError
 
 from rocmlab.base import hosts, live
 from rocmlab.lab.recorder.recorder import OutputsHandler, Recorder
-from rocmlab.lab.server import guard, handlers, leased, tls
+from rocmlab.lab.server import executing, guard, handlers, leased, tls
 from rocmlab.lab.server.idle import CULLING
 from rocmlab.lab.server.logfile import LogFile
 from rocmlab.lab.server.login import Login
@@ -63,6 +63,7 @@ class PanelApp(ExtensionApp):
         if has_only_links(os.environ):
             server.contents_manager.register_pre_save_hook(reject_at_top)
         guard.install(server)
+        executing.install(server.kernel_manager)
         self.handlers.extend(handlers.routes(self.panel, guard.take_secrets(server)))
         self._tls = tls.of(server)
         self._log_file = LogFile.of()
