@@ -25,6 +25,7 @@ from rocmlab.batch.collect import collect
 from rocmlab.batch.command import main
 from rocmlab.batch.part import Part
 from rocmlab.cli.main import main as rocmlab
+from rocmlab.runs.command import main as run
 from rocmlab.runs.folder import RunFolder
 from rocmlab.runs.outcome import listing, resume
 from rocmlab.runs.spec import options as run_options
@@ -130,6 +131,23 @@ def test_an_element_that_is_done_does_nothing(share: Path) -> None:
     assert attempts["good"] == []
     assert [each["status"] for each in attempts["bad"]] == ["failed"]
     assert (folder / "bad.attempt1.ipynb").exists()
+
+
+def test_what_a_continued_run_has_improved_stays(share: Path, tmp_path: Path) -> None:
+    """`rocmlab run --resume` runs again what failed in its element; `collect` then shows the later result."""
+    marker = tmp_path / "marker"
+    notebook_files.write(share / "notebooks/later.ipynb", f"import os\nassert os.path.exists({str(marker)!r})")
+    folder = export(share, "later", "--gpus", "none")
+    assert run_job(folder, 0).returncode == 1
+    assert not collect(folder).is_ok
+    marker.touch()
+
+    assert run(["--resume", str(folder)]) == 0
+    (again,) = collect(folder).results
+
+    assert again.status == "ok"
+    assert [each["status"] for each in again.attempts] == ["failed"]
+    assert all((folder / name).exists() for name in again.files.values())
 
 
 def test_a_notebook_that_changed_since_the_export_is_not_run(share: Path) -> None:
