@@ -509,17 +509,6 @@ class TestInstallation:
 
         assert "is not built with rocm" in caught.value.problem.why
 
-    def test_without_venv_the_fix_names_the_package(self, tmp_path: Path) -> None:
-        """Debian's python3 lacks venv until python3.X-venv is installed."""
-        bare = tmp_path / "python3"
-        bare.write_text('#!/bin/sh\necho "ensurepip is not available"; exit 1\n')
-        bare.chmod(0o755)
-
-        with pytest.raises(RocmlabError) as caught:
-            making.create(str(bare), "3.12", tmp_path / "venv")
-
-        assert "python3.12-venv" in caught.value.problem.fix
-
     def test_amds_tensorflow_never_comes_as_the_broken_release(self, tmp_path: Path) -> None:
         """2.14.0.600 ignores every Radeon, and the CPU build must not come next to AMD's."""
         (tmp_path / "requirements").mkdir()

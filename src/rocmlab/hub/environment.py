@@ -11,7 +11,7 @@ from pathlib import Path
 
 import rocmlab
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack import envfile, environments, making, process
+from rocmlab.stack import empty, envfile, environments, process
 from rocmlab.stack.environment import check_python
 from rocmlab.stack.lab import Say
 
@@ -81,7 +81,7 @@ class HubEnvironment:
             raise
 
     def _make(self) -> None:
-        making.create(self.python, self.version, self.folder)
+        empty.create(self.python, self.version, self.folder)
         program = str(self.project / "docker/build/install.py")
         options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--no-deps", "--require-hashes"]
         self._run([str(self.interpreter), program, *options, "-r", str(self.project / LOCK)], "JupyterHub")

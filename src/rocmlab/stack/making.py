@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from rocmlab.base import installation
 from rocmlab.base.errors import RocmlabError
 from rocmlab.packages import companions, requested
-from rocmlab.stack import environments, packages, process, requirements
+from rocmlab.stack import empty, environments, packages, process, requirements
 from rocmlab.stack.environment import MADE, Environment, check_python, was_made_by_us
 from rocmlab.stack.lab import Say
 
@@ -80,7 +79,7 @@ def _make(environment: Environment, say: Say, *, only_lab: bool = False, is_serv
         (environment.folder / packages.COMPILED).unlink(missing_ok=True)
         if is_new:
             say(f"making .venv with {environment.python} ({version})")
-            create(environment.python, version, environment.folder)
+            empty.create(environment.python, version, environment.folder)
         (environment.folder / MADE).touch()
         requirements.get_uv(environment, say)
         if only_lab:
@@ -121,22 +120,6 @@ def _make_room(environment: Environment, say: Say, *, is_serving: bool) -> None:
             )
         say("replacing .venv: it is for another backend, Python or folder, or half made")
         environments.put_aside(environment.project, folder, is_whole=environment.marker.exists())
-
-
-def create(python: str, version: str, folder: Path) -> None:
-    """Make an empty environment with pip, by `venv` or, where Debian left it out, by `virtualenv`."""
-    code, output = process.capture([python, "-P", "-m", "venv", str(folder)], timeout_seconds=300)
-    if code == 0:
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    if process.capture([python, "-P", "-m", "virtualenv", str(folder)], timeout_seconds=300)[0] == 0:
-        return
-    lines = output.strip().splitlines()
-    raise RocmlabError(
-        "a virtual environment cannot be made",
-        lines[0] if lines else f"{python} -m venv failed",
-        f"sudo apt install python{version}-venv" if sys.platform == "linux" else "install Python from python.org",
-    )
 
 
 def _register_kernels(environment: Environment) -> None:
