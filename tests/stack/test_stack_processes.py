@@ -20,6 +20,7 @@ from rocmlab.base import identity
 from rocmlab.cluster.node import record as node_record
 from rocmlab.stack.environment import Environment
 from rocmlab.stack.native import NativeLab
+from rocmlab.stack.process import follow
 
 LISTENING = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
 
@@ -184,3 +185,18 @@ def test_a_signal_reaches_only_the_process_that_was_meant() -> None:
 
         assert found.wait(20) == -signal.SIGTERM
     identity.Process(found.pid, started).send(signal.SIGKILL)
+
+
+def test_a_long_program_ends_with_the_command_that_follows_it(tmp_path: Path) -> None:
+    """As where `make up` gets SIGTERM during a build: the build would go on, and nothing would wait for it."""
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    processes: list[identity.Process] = []
+
+    def interrupt(line: str) -> None:
+        processes.append(identity.Process(int(line), identity.start_of(int(line)) or ""))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        follow([sys.executable, "-c", program], log=tmp_path / "log", show=interrupt)
+
+    assert identity.wait_gone(processes, 10)

@@ -98,7 +98,10 @@ def follow(
     cwd: Path | None = None,
     keep: Sequence[int] = (),
 ) -> tuple[int, list[str]]:
-    """Run a long program, log all it prints, show what `show` makes of each line; return exit code and last lines."""
+    """Run a long program, log all it prints, show what `show` makes of each line; return exit code and last lines.
+
+    If this process is interrupted meanwhile, the program is ended, which only a terminal's Ctrl-C does on its own.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     last: collections.deque[str] = collections.deque(maxlen=40)
     with (
@@ -116,11 +119,15 @@ def follow(
         ) as process,
     ):
         assert process.stdout is not None
-        for line in process.stdout:
-            file.write(line)
-            last.append(line.rstrip())
-            shown = show(line.rstrip())
-            if shown is not None:
-                print(shown, flush=True)  # noqa: T201  # progress of a build belongs on the screen as it happens
-        code = process.wait()
+        try:
+            for line in process.stdout:
+                file.write(line)
+                last.append(line.rstrip())
+                shown = show(line.rstrip())
+                if shown is not None:
+                    print(shown, flush=True)  # noqa: T201  # progress of a build belongs on the screen as it happens
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            raise
     return code, list(last)
