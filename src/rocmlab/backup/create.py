@@ -320,7 +320,7 @@ class _Maker:
                 file.write("".join(json.dumps(line) + "\n" for line in lines))
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError:
+        except BaseException:
             os.truncate(path, length)
             raise
 

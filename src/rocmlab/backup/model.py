@@ -97,19 +97,25 @@ class Manifest:
     entries: dict[str, Entry] = field(default_factory=dict)  # by path; the latest line of a path counts
     parts: dict[str, str] = field(default_factory=dict)  # the SHA-256 of each part, by name
     omitted: list[dict[str, Any]] = field(default_factory=list)  # path, why, files, bytes
-    length: int = 0  # of the whole lines, in bytes
+    length: int = 0  # in bytes, without what a crash left incomplete
 
 
 def read(folder: Path, *, shown: str = "") -> Manifest:
-    """Read a backup's manifest, without a last line that a crash left incomplete; an error if it is damaged."""
+    """Read a backup's manifest, without what a crash left incomplete at its end; an error if it is damaged.
+
+    An entry counts from the line of its part on: a crash may have cut that off, and then the part is removed.
+    """
     path, shown = folder / MANIFEST, shown or str(folder)
     try:
         data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        lines = [json.loads(line) for line in whole.splitlines()]
-        manifest = Manifest(dict(lines[0]), length=len(whole))
-        for line in lines[1:]:
-            _take(manifest, line)
+        first, *lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+        manifest = Manifest(dict(json.loads(first)), length=len(first))
+        waiting: list[Entry] = []
+        length = len(first)
+        for line in lines:
+            _take(manifest, json.loads(line), waiting)
+            length += len(line)
+            manifest.length = manifest.length if waiting else length
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as err:
         raise damaged(f"{shown}/{MANIFEST}", f"{type(err).__name__}: {err}") from err
     if manifest.header.get("format") != FORMAT:
@@ -130,13 +136,16 @@ def header(folder: Path) -> dict[str, Any]:
         raise damaged(f"{named(str(folder))}/{MANIFEST}", f"{type(err).__name__}: {err}") from err
 
 
-def _take(manifest: Manifest, line: dict[str, Any]) -> None:
+def _take(manifest: Manifest, line: dict[str, Any], waiting: list[Entry]) -> None:
+    """Take one line; `waiting` has the entries whose part has had no line yet."""
     if "entry" in line:
         entry = Entry(**line["entry"])
         _check_types(entry)
-        manifest.entries[entry.path] = entry
+        waiting.append(entry)
     elif "part" in line:
         manifest.parts[str(line["part"])] = str(line["sha256"])
+        manifest.entries.update({entry.path: entry for entry in waiting})
+        waiting.clear()
     elif "removed" in line:
         manifest.entries.pop(str(line["removed"]), None)
     elif "omitted" in line:
