@@ -159,7 +159,7 @@ def _check_types(entry: Entry) -> None:
         if type(getattr(entry, each.name)) is not expected:
             msg = f"{each.name} of an entry is not of type {expected.__name__}"
             raise TypeError(msg)
-    if not 0 <= entry.offset < 2**62 or not 0 <= entry.size < 2**62 or not abs(entry.mtime_ns) < 2**62:
+    if not 0 <= entry.offset < 2**62 or not 0 <= entry.size < 2**62:
         msg = "a number of an entry is out of range"
         raise ValueError(msg)
 

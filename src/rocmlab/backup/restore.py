@@ -25,6 +25,7 @@ from rocmlab.stack import homes
 from rocmlab.stack.lab import Say
 
 MAX_LISTED = 50  # lines about single files
+MAX_TIME_NS = (2**63 - 1) * 10**9  # since 1970, or before: what `os.utime` takes
 AT_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -181,7 +182,7 @@ class _Restorer:
             descriptor = os.open(name, AT_FOLDER, dir_fd=parent)
             try:
                 os.fchmod(descriptor, entry.mode)
-                os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
+                os.utime(descriptor, ns=times_ns(entry))
             finally:
                 os.close(descriptor)
 
@@ -213,7 +214,7 @@ class _Restorer:
                     os.fchown(file.fileno(), *self.task.owner)
                 os.fchmod(file.fileno(), entry.mode)
                 file.flush()
-                os.utime(file.fileno(), ns=(entry.mtime_ns, entry.mtime_ns))
+                os.utime(file.fileno(), ns=times_ns(entry))
             if found is not None:
                 self._put_aside(parent, name, entry.path)
                 for end in databases.SIBLINGS:  # a log of the other database would be applied to this one
@@ -256,6 +257,12 @@ class _Restorer:
     def _own(self, parent: int, name: str) -> None:
         if self.task.owner is not None:
             os.chown(name, *self.task.owner, dir_fd=parent, follow_symlinks=False)
+
+
+def times_ns(entry: Entry) -> tuple[int, int]:
+    """Return an entry's time for `os.utime`, as that of access and of change; a file system stores what it can."""
+    time_ns = max(-MAX_TIME_NS, min(entry.mtime_ns, MAX_TIME_NS))
+    return time_ns, time_ns
 
 
 def _hold(descriptor: int) -> bool:
