@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from intruders import UID
 
+from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack import envfile
 
+READ = f"""
+import os, sys
+from pathlib import Path
+from rocmlab.base.errors import RocmlabError
+from rocmlab.stack import envfile
+os.setgroups([]); os.setresgid({UID}, {UID}, {UID}); os.setresuid({UID}, {UID}, {UID})
+try:
+    envfile.read(Path(sys.argv[1]))
+except RocmlabError as err:
+    print(err.problem.fix)
+"""
 WRITTEN = """\
 # my lab
 PORT=9000   # the office's firewall wants this
@@ -85,6 +101,38 @@ class TestFile:
 
         with pytest.raises(RocmlabError, match=r"\.env cannot be read"):
             envfile.read(tmp_path / ".env")
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="a second user id needs root: run .ci/run")
+    def test_a_file_of_another_user_is_not_to_be_removed(self, tmp_path: Path) -> None:
+        """It has the settings, so the fix makes it this user's."""
+        envfile.write(tmp_path / ".env", "A=1\n")
+        for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+            folder.chmod(0o755)
+
+        command = [sys.executable, "-c", READ, tmp_path / ".env"]
+        fix = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        assert fix == f'sudo chown "$USER" {tmp_path}/.env && chmod u+r {tmp_path}/.env\n'
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="a second user id needs root: run .ci/run")
+    @pytest.mark.parametrize(("what", "owner"), [("folder", UID), ("link", 0), ("root's folder", 0)])
+    def test_under_sudo_a_file_belongs_to_the_caller_in_a_folder_of_theirs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, owner: int
+    ) -> None:
+        """`sudo make up` in one's own clone; elsewhere, and behind a link, what root writes stays root's."""
+        folder = tmp_path / "project"
+        folder.mkdir()
+        if what == "link":
+            folder = tmp_path / "link"
+            folder.symlink_to("project")
+        if what != "root's folder":
+            os.chown(folder, UID, UID)
+        monkeypatch.setenv("SUDO_UID", str(UID))
+
+        envfile.write(folder / ".env", "A=1\n")
+        identity.make_folder(folder / ".rocmlab")
+
+        assert [(folder / name).stat().st_uid for name in (".env", ".rocmlab")] == [owner, owner]
 
     def test_a_folder_that_cannot_be_written_is_a_problem(self, tmp_path: Path) -> None:
         """A file where a folder is needed stops with what, why and fix, and leaves nothing behind."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,6 +176,27 @@ def own_uids() -> frozenset[int]:
     uid = os.getuid()
     caller = os.environ.get("SUDO_UID", "")
     return frozenset({uid, int(caller)} if uid == 0 and caller.isascii() and caller.isdecimal() else {uid})
+
+
+def give_to_caller(descriptor: int, folder: Path) -> None:
+    """Under sudo, make an open file or folder the caller's, where what it is in is theirs; else nothing happens.
+
+    A link instead of `folder` is not followed, and a file system without owners is no error.
+    """
+    with suppress(OSError):
+        owner = folder.lstat()
+        if stat.S_ISDIR(owner.st_mode) and owner.st_uid in own_uids() - {os.getuid()}:
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, if it is not there; under sudo it is the caller's, see `give_to_caller`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        give_to_caller(descriptor, folder.parent)
+    finally:
+        os.close(descriptor)
 
 
 def _ps(pid: int, columns: str, *options: str) -> str:

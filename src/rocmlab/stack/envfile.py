@@ -71,6 +71,11 @@ def read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
+    except PermissionError as err:  # as after `sudo make up` of an earlier version
+        from shlex import quote
+
+        fix = f'sudo chown "$USER" {quote(str(path))} && chmod u+r {quote(str(path))}'
+        raise RocmlabError(f"{path} cannot be read", str(err), fix) from err
     except (OSError, UnicodeDecodeError) as err:
         raise RocmlabError(f"{path} cannot be read", str(err), f"fix or remove it: rm {path}") from err
 
@@ -93,14 +98,18 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace a file atomically, readable by its owner alone: it may hold the token; an error if it cannot."""
-    from rocmlab.base import files  # not before: `smi` reads only, and starts in milliseconds
+    """Replace a file atomically, readable by its owner alone: it may hold the token; an error if it cannot.
+
+    Its owner is this user; under sudo the one who called it, in a folder of theirs.
+    """
+    from rocmlab.base import files, identity  # not before: `smi` reads only, and starts in milliseconds
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = text.encode()
         with files.replacing(path, mode) as file:
             file.write(content)
+            identity.give_to_caller(file.fileno(), path.parent)
     except UnicodeEncodeError as err:
         raise RocmlabError(
             f"{path} cannot be written", f"a value is not UTF-8: {err}", "rename the file or folder"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import files, hosts
+from rocmlab.base import files, hosts, identity
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
 from rocmlab.stack import choice as choosing
@@ -305,8 +305,10 @@ def _kept(settings: Settings) -> Callable[[], None]:
 @contextmanager
 def locked(project: Project, say: Say) -> Iterator[None]:
     """Let one command at a time change a project; another one waits and reports it."""
-    project.settings.state.mkdir(parents=True, exist_ok=True)
-    with open(project.settings.state / "lock", "w", encoding="utf-8") as file:
+    state = project.settings.state
+    identity.make_folder(state)
+    with open(state / "lock", "w", encoding="utf-8") as file:
+        identity.give_to_caller(file.fileno(), state)
         waits = "waiting for another rocmlab command in this folder to finish building or starting"
         files.lock(file.fileno(), lambda: say(waits))
         yield
