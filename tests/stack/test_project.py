@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,27 @@ from rocmlab.stack.engine import Engine
 from rocmlab.stack.gpus import Passed
 from rocmlab.stack.podman import PodmanLab
 from rocmlab.stack.project import Project
+
+WAITS = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from rocmlab.stack import project as projects, settings
+from rocmlab.stack.choice import Choice
+
+def wait():
+    print("written", flush=True)
+    time.sleep(600)
+
+lab = SimpleNamespace(is_known_to_run=lambda: True, is_startable=wait)
+chosen = settings.load(Path(sys.argv[1]), {"PORT": "9001"})
+found = projects.Project(chosen, Choice("cpu", "native", "test"), {"PORT": "9001"}, lab)
+if sys.argv[2] == "restarts":
+    projects.restarts(found)
+with projects.settings_kept_on_failure(found):
+    projects.write(found)
+    wait()
+"""
 
 
 class Recorder:
@@ -93,6 +117,24 @@ class TestSettings:
         with pytest.raises(RuntimeError):
             fail()
 
+        assert (tmp_path / ".env").read_text() == before
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    @pytest.mark.parametrize("where", ["start", "restarts"])
+    def test_a_signal_puts_them_back(self, tmp_path: Path, where: str, number: int) -> None:
+        """Ctrl-C, a service manager's end, or a terminal that is closed, in the minutes of a build or a look."""
+        settings.save(settings.load(tmp_path, {"PORT": "9000"}), {"PORT": "9000"})
+        before = (tmp_path / ".env").read_text()
+        command = [sys.executable, "-c", WAITS, tmp_path, where]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ended:
+            assert ended.stdout
+            ended.stdout.readline()
+            during = (tmp_path / ".env").read_text()
+
+            ended.send_signal(number)
+            ended.communicate(timeout=120)
+
+        assert "PORT=9001" in during
         assert (tmp_path / ".env").read_text() == before
 
     def test_a_failure_puts_the_overlay_back(self, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from rocmlab.backup import choice, databases, model, parts
 from rocmlab.backup.model import FILE, FORMAT, LINK, MANIFEST, PARTIAL, PREFIX, SUMS, Entry, Task, named
 from rocmlab.backup.parts import Part
 from rocmlab.backup.selection import Found, Selection, backups, select
-from rocmlab.backup.working import Progress, interruptible, locked, say_some
-from rocmlab.base import files
+from rocmlab.backup.working import Progress, locked, say_some
+from rocmlab.base import files, signals
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import amount
 from rocmlab.stack import envfile, homes
@@ -62,7 +62,7 @@ def _create(task: Task, folder: Path, say: Say) -> int:
         say(f"WARNING: the disk of {task.shown} keeps no permissions: whoever can read it can read your keys and token")
     maker = _Maker(task, folder, shown, say)
     try:
-        with interruptible():
+        with signals.interruptible():
             selection = select(task)
             maker.write(selection)
             final = maker.finish(selection)

@@ -18,7 +18,8 @@ from typing import IO
 
 from rocmlab.backup import databases, model, parts, verify
 from rocmlab.backup.model import FILE, FOLDER, LINK, Entry, Manifest, Task, named
-from rocmlab.backup.working import Progress, interruptible, say_some
+from rocmlab.backup.working import Progress, say_some
+from rocmlab.base import signals
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import amount
 from rocmlab.stack import homes
@@ -43,7 +44,7 @@ class Outcome:
 def restore(task: Task, say: Say) -> int:
     """Restore share and notebooks; raise RocmlabError, and touch nothing, if the backup is damaged or not safe."""
     try:
-        with interruptible():
+        with signals.interruptible():
             return _restore(task, say)
     except KeyboardInterrupt:
         raise RocmlabError(

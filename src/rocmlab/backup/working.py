@@ -1,10 +1,9 @@
-"""The work on a backup: by one process at a time, with progress, and ended by a signal in an orderly way."""
+"""The work on a backup: by one process at a time, and with progress."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -65,21 +64,3 @@ def locked(folder: Path, shown: str) -> Iterator[bool]:
         except FileNotFoundError:
             is_there = False
         yield is_there
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let SIGTERM, which ends a container, end the work as Ctrl-C does."""
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # in a thread of a program that has handlers of its own
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rocmlab.base import files, hosts, identity
+from rocmlab.base import files, hosts, identity, signals
 from rocmlab.base.errors import RocmlabError
 from rocmlab.devices import discover
 from rocmlab.stack import choice as choosing
@@ -25,6 +25,7 @@ from rocmlab.stack import (
     project_folder,
     resolve,
     server,
+    snapshot,
     sockets,
     tls,
     tokens,
@@ -266,40 +267,29 @@ def restarts(project: Project) -> bool:
     """Return whether `make up` would stop the lab that runs; what Compose needs for that is written and put back."""
     if not project.lab.is_known_to_run():
         return False
-    written, put_back = dict(project.settings.written), _kept(project.settings)
-    try:
-        write(project)
-        return not (project.lab.is_startable() and project.lab.is_current())
-    finally:
-        put_back()
-        project.settings.written = written
+    written, put_back = dict(project.settings.written), snapshot.take(project.settings)
+    with signals.interruptible():
+        try:
+            write(project)
+            return not (project.lab.is_startable() and project.lab.is_current())
+        finally:
+            put_back()
+            project.settings.written = written
 
 
 @contextmanager
 def settings_kept_on_failure(project: Project) -> Iterator[None]:
-    """Put `.env` and the overlay back as they were if the block fails: they go on describing the lab that is there."""
-    put_back = _kept(project.settings)
-    try:
-        yield
-    except BaseException:
-        put_back()
-        raise
+    """Put `.env` and the overlay back as they were if the block fails: they go on describing the lab that is there.
 
-
-def _kept(settings: Settings) -> Callable[[], None]:
-    """Read each file that `write` changes; return what puts them back."""
-    modes = {settings.env_path: 0o600, settings.state / "written.json": 0o600}
-    modes |= {settings.project / gpus.OVERLAY: 0o644, live.path_of(settings): 0o644, tls.path_of(settings): 0o600}
-    before = {path: envfile.read(path) if path.exists() else None for path in modes}
-
-    def put_back() -> None:
-        for path, text in before.items():
-            if text is None:
-                path.unlink(missing_ok=True)
-            elif envfile.read(path) != text:
-                envfile.write(path, text, modes[path])
-
-    return put_back
+    SIGTERM and SIGHUP end it as Ctrl-C does.
+    """
+    put_back = snapshot.take(project.settings)
+    with signals.interruptible():
+        try:
+            yield
+        except BaseException:
+            put_back()
+            raise
 
 
 @contextmanager
