@@ -54,15 +54,20 @@ def _on_host(project: Project) -> dict[str, str]:
 def _in_a_container(lab: ContainerLab, task: Task) -> int:
     """Run the task as root in a container of the lab's image that lives as long as the task, next to the lab or not."""
     is_read_only = task.kind == "create"
-    mounts = [volumes.bind(lab.notebooks, INSIDE["notebooks"], is_read_only=is_read_only)]
-    mounts.append(volumes.bind(Path(task.backup).resolve(), "/backup", is_read_only=not is_read_only))
+    mounts = [volumes.bind(Path(task.backup).resolve(), "/backup", is_read_only=not is_read_only)]
     roots = dict(INSIDE)
+    if not is_read_only:
+        lab.notebooks.mkdir(parents=True, exist_ok=True)
+    if lab.notebooks.is_dir():
+        mounts.append(volumes.bind(lab.notebooks, INSIDE["notebooks"], is_read_only=is_read_only))
+    else:
+        roots["notebooks"] = ""  # which the backup says
     share = volumes.share(lab, is_read_only=is_read_only)
     if share is None and task.kind == "restore":
         volumes.make(lab)
         share = volumes.share(lab, is_read_only=False)
     if share is None:
-        roots["share"] = ""  # which the backup says: nothing was ever started, or the volume is lost
+        roots["share"] = ""  # nothing was ever started, or the volume is lost, or a disk is not mounted
     else:
         mounts.append(share)
     owner: tuple[int, int] | None = os.getuid(), os.getgid()

@@ -19,16 +19,19 @@ def bind(source: Path, target: str, *, is_read_only: bool) -> str:
 
 
 def share(lab: ContainerLab, *, is_read_only: bool) -> str | None:
-    """Return the mount of the share, see `bind`; None where its volume does not exist yet."""
+    """Return the mount of the share, see `bind`; None where its volume or folder does not exist yet."""
     if lab.share_folder:
-        return bind(lab.share_folder, SHARE, is_read_only=is_read_only)
+        return bind(lab.share_folder, SHARE, is_read_only=is_read_only) if lab.share_folder.is_dir() else None
     if lab.engine("volume", "inspect", lab.volume)[0]:
         return None
     return f"type=volume,source={lab.volume},target={SHARE}" + ",ro=true" * is_read_only
 
 
 def make(lab: ContainerLab) -> None:
-    """Make the share's volume as Compose would; raise RocmlabError if the engine does not."""
+    """Make the share's folder, or its volume as Compose would; raise RocmlabError if the engine does not."""
+    if lab.share_folder:
+        lab.share_folder.mkdir(parents=True, exist_ok=True)
+        return
     labels = []
     if lab.program == "docker":
         of = {"project": lab.values["COMPOSE_PROJECT_NAME"], "volume": lab.values["SHARE"]}
