@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -26,6 +27,7 @@ from rocmlab.stack import homes
 from rocmlab.stack.lab import Say
 
 MAX_LISTED = 50  # lines about single files
+MAX_NAME_BYTES = 255
 MAX_TIME_NS = (2**63 - 1) * 10**9  # since 1970, or before: what `os.utime` takes
 AT_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -250,7 +252,7 @@ class _Restorer:
     def _put_aside(self, parent: int, name: str, path: str) -> None:
         """Rename what is there and differs; it is never overwritten."""
         number = 1
-        while _status(parent, kept := f"{name}.before-restore-{self.stamp}" + f"-{number}" * (number > 1)) is not None:
+        while _status(parent, kept := _with_end(name, f".before-restore-{self.stamp}", number)) is not None:
             number += 1
         os.rename(name, kept, src_dir_fd=parent, dst_dir_fd=parent)
         self.outcome.aside.append(f"{named(path)} as {named(kept)}")
@@ -275,11 +277,21 @@ def _hold(descriptor: int) -> bool:
     return True
 
 
+def _with_end(name: str, end: str, number: int) -> str:
+    """Return a name with this end, shortened by whole characters to what a file system takes."""
+    end += f"-{number}" if number > 1 else ""
+    while len(os.fsencode(name + end)) > MAX_NAME_BYTES:
+        name = name[:-1]
+    return name + end
+
+
 def _status(parent: int, name: str) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
+    except OSError as err:
+        if err.errno in (errno.ENOENT, errno.ENAMETOOLONG):  # as the log of a database with a long name
+            return None
+        raise
 
 
 def _is_same(parent: int, name: str, found: os.stat_result, entry: Entry) -> bool:
