@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 from backup_labs import Lab, tree
 
 from rocmlab.backup import model, restore
+
+ENDED = """
+import os, sys
+from rocmlab.backup import model, restore
+task, number, copies = model.Task.from_json(sys.argv[1]), int(sys.argv[2]), []
+
+def copied(*given):
+    copies.append(real(*given))
+    if len(copies) == 3:
+        os.kill(os.getpid(), number)
+
+real, restore._copy = restore._copy, copied
+restore.restore(task, print)
+"""
 
 
 def test_a_file_from_the_far_future_stops_no_restore(lab: Lab) -> None:
@@ -53,3 +70,42 @@ def test_a_long_name_that_differs_is_kept_under_a_shorter_one(lab: Lab, name: st
     assert sorted(path.read_text() for path in kept) == ["mine", "mine again"]
     assert {path.name[:100] for path in kept} == {name[:100]}
     assert (lab.share / "z").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_restore_that_is_repeated_gives_folders_their_modes_and_times(lab: Lab, number: int) -> None:
+    """Also those that the one which ended has made; until then they are private."""
+    for name, mode in (("shared", 0o775), ("fixed", 0o555)):
+        for where in ("a/deep", "b"):
+            (lab.share / name / where).mkdir(parents=True)
+            (lab.share / name / where / "x").write_text(where)
+        (lab.share / name).chmod(mode)
+        os.utime(lab.share / name, (10**9, 10**9))
+    before = tree(lab.share)
+    backup = lab.back_up()
+    lab.lose()
+    lab.share.chmod(0o2775)  # which a folder in it inherits in part
+    command = [sys.executable, "-c", ENDED, lab.task("restore", backup).to_json(), str(int(number))]
+    ended = subprocess.run(command, capture_output=True, check=False)
+    modes = [path.stat().st_mode for path in lab.share.rglob("*") if path.is_dir()]
+
+    lab.restore(backup)
+
+    assert ended.returncode
+    assert modes
+    assert not any(mode & 0o077 for mode in modes)
+    assert before == tree(lab.share)
+
+
+def test_a_restore_opens_no_folder_that_is_there(lab: Lab) -> None:
+    """It was made private after the backup, and stays so."""
+    (lab.share / "runs").mkdir()
+    (lab.share / "runs/x").write_text("x")
+    backup = lab.back_up()
+    (lab.share / "runs").chmod(0o700)
+    (lab.share / "runs/x").unlink()
+
+    lab.restore(backup)
+
+    assert (lab.share / "runs/x").read_text() == "x"
+    assert (lab.share / "runs").stat().st_mode & 0o7777 == 0o700

@@ -29,6 +29,7 @@ from rocmlab.stack.lab import Say
 MAX_LISTED = 50  # lines about single files
 MAX_NAME_BYTES = 255
 MAX_TIME_NS = (2**63 - 1) * 10**9  # since 1970, or before: what `os.utime` takes
+UNFINISHED = 0o1700  # mode of a folder that a restore has made, until it has its own; users have no such folders
 AT_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -94,7 +95,8 @@ class _Restorer:
         self.stamp = homes.stamp()
         self.outcome = Outcome()
         self.cleaned: set[str] = set()  # folders without drafts of an earlier restore
-        self.made: dict[str, Entry] = {}  # folders made here, which get their mode and time at the end
+        self.made: dict[str, Entry] = {}  # folders made by a restore, which get their mode and time at the end
+        self.owners = {os.geteuid(), *(task.owner or ())[:1]}  # of what restores make
         self.entries = [entry for entry in manifest.entries.values() if entry.path.partition("/")[0] in self.roots]
 
     def check_disk(self) -> None:
@@ -168,15 +170,20 @@ class _Restorer:
             os.close(descriptor)
 
     def _folder(self, parent: int, name: str, path: str, entry: Entry | None) -> None:
+        """Make a folder, unless it is there; one that an interrupted restore has made is finished by this one."""
+        known = entry if entry is not None and entry.type == FOLDER else None
         found = _status(parent, name)
         if found is not None and stat.S_ISDIR(found.st_mode):
-            return
-        if found is not None:
-            self._put_aside(parent, name, path)
-        os.mkdir(name, 0o700, dir_fd=parent)
+            mode = stat.S_IMODE(found.st_mode) & ~stat.S_ISGID  # which comes from the folder that it is in
+            if path in self.made or mode != UNFINISHED or found.st_uid not in self.owners:
+                return
+        else:
+            if found is not None:
+                self._put_aside(parent, name, path)
+            os.mkdir(name, UNFINISHED if known else 0o700, dir_fd=parent)
         self._own(parent, name)
-        if entry is not None and entry.type == FOLDER:
-            self.made[path] = entry
+        if known:
+            self.made[path] = known
 
     def _finish_folder(self, path: str, entry: Entry) -> None:
         root, _, rest = path.partition("/")
@@ -236,10 +243,9 @@ class _Restorer:
         if path in self.cleaned:
             return
         self.cleaned.add(path)
-        owners = {os.geteuid(), *(self.task.owner or ())[:1]}
         for name in filter(model.is_draft, os.listdir(parent)):
             found = _status(parent, name)
-            if found is None or not stat.S_ISREG(found.st_mode) or found.st_uid not in owners:
+            if found is None or not stat.S_ISREG(found.st_mode) or found.st_uid not in self.owners:
                 continue
             with contextlib.suppress(OSError):  # it only takes room
                 descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
