@@ -106,7 +106,11 @@ def test_only_old_finished_runs_are_removed_and_they_are_listed_first(project: P
     assert (project / ".venv").is_dir()
 
 
-@pytest.mark.parametrize(("answer", "is_removed"), [("y", True), ("n", False), ("", False)])
+@pytest.mark.parametrize(
+    ("answer", "is_removed"),
+    [("y\n", True), ("n\n", False), ("\n", False), ("\4", False)],
+    ids=["y", "n", "", "Ctrl-D"],
+)
 def test_on_a_terminal_it_asks(project: Path, answer: str, is_removed: bool) -> None:
     """Only a yes removes."""
     old = run(project, "20260101T000000Z-old", 40)
@@ -120,10 +124,13 @@ def test_on_a_terminal_it_asks(project: Path, answer: str, is_removed: bool) -> 
         output = b""
         while b"[y/N]" not in output:
             output += os.read(terminal, 4096)
-        os.write(terminal, answer.encode() + b"\n")
+        os.write(terminal, answer.encode())
+        while b"nothing was removed" not in output and b"removed 1 runs" not in output:
+            output += os.read(terminal, 4096)
         asked.wait(30)
     os.close(terminal)
 
+    assert asked.returncode == (not is_removed)
     assert old.exists() != is_removed
     assert b"20260101T000000Z-old" in output
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from rocmlab import __version__, doctor
 from rocmlab.base.errors import RocmlabError
+from rocmlab.cli import stopping
 from rocmlab.cli.main import command_parser, seconds
 from rocmlab.doctor import checks, report
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Finding, Repair, UnansweredError
@@ -176,7 +177,7 @@ def _agreed(repair: Repair, *, always: bool, show: Callable[[str], None]) -> boo
     if not sys.stdin.isatty():
         show(f"would {repair.what} (--yes does it without a terminal)")
         return False
-    return input(f"\n{repair.what}? [y/N] ").strip().lower() in ("y", "yes")
+    return stopping.agrees(f"\n{repair.what}? [y/N] ")
 
 
 def _again(found: doctor.Report, finding: Finding) -> doctor.Report:

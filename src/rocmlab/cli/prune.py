@@ -65,7 +65,9 @@ def main(chosen: argparse.Namespace, age: str, *, is_forced: bool) -> int:
     if not is_forced and not _agrees(f"remove {'this' if len(old) == 1 else 'these'} {count} ({total})? [y/N] ", age):
         print("nothing was removed")
         return 1
-    removed = _do(project, age, seconds, [run.name for run in old])
+    done = _do(project, age, seconds, [run.name for run in old])
+    _list([run for run in done if run.kept_because], "failed")
+    removed = [run for run in done if not run.kept_because]
     print(f"removed {len(removed)} runs ({amount(sum(run.size for run in removed))})")
     return 0 if len(removed) == len(old) else 1
 
@@ -74,7 +76,7 @@ def _list(runs: Sequence[OldRun], label: str) -> None:
     for run in runs:
         size = f"{amount(run.size)}, {run.files} files"
         why = f"; {run.kept_because}" if run.kept_because else ""
-        print(f"  {label:5}  {run.name}  finished {run.finished[:10]}  {size}{why}")
+        print(f"  {label:6}  {run.name}  finished {run.finished[:10]}  {size}{why}")
 
 
 def _agrees(question: str, age: str) -> bool:
@@ -84,7 +86,9 @@ def _agrees(question: str, age: str) -> bool:
             "the runs above would be",
             f"make clean RUNS={age} FORCE=1",
         )
-    return input(question).strip().lower() in ("y", "yes")
+    from rocmlab.cli import stopping
+
+    return stopping.agrees(question)
 
 
 def _do(project: Project, age: str, seconds: float, names: Sequence[str]) -> list[OldRun]:

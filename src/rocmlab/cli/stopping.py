@@ -50,6 +50,15 @@ def flag(name: str) -> bool:
     return found
 
 
+def agrees(question: str) -> bool:
+    """Return whether the user says yes on the terminal; Ctrl-D is a no."""
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:
+        print()
+        return False
+
+
 def consent(chosen: argparse.Namespace) -> Consent:
     """Return the options' values, or those of FORCE and WHEN, which is how make passes them.
 

@@ -5,6 +5,7 @@ This runs on the host for a native lab, and in a container of the lab's image wh
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -12,8 +13,8 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ NAME = re.compile(r"\d{8}T\d{6}Z-[^/]+")
 AGE = re.compile(r"(\d+)\s*([dhw])")
 SECONDS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 SLACK_SECONDS = 60.0  # between the journal's last line and the last file of a run
+ASIDE = ".rocmlab-removed"  # in the folder of runs: what is being removed, and nothing else
 ENDED = ("ok", "failed")  # an interrupted run can be continued
 
 
@@ -36,7 +38,7 @@ class OldRun:
     finished: str  # UTC, ISO 8601
     size: int  # bytes
     files: int
-    kept_because: str = ""  # empty: it can be removed
+    kept_because: str = ""  # empty: it can be removed, or was
 
 
 def age_seconds(text: str) -> float:
@@ -67,18 +69,67 @@ def find(runs: Path, older_than_seconds: float, now: float | None = None) -> lis
 
 
 def remove(runs: Path, names: Sequence[str], older_than_seconds: float) -> list[OldRun]:
-    """Remove these runs, each only if `find` still lists it as removable; return what was removed."""
+    """Remove these runs, each only if `find` still lists it as removable; return them, with why one is not removed."""
     removable = {run.name: run for run in find(runs, older_than_seconds) if not run.kept_because}
     removed = []
+    with suppress(OSError):
+        for left in os.scandir(_aside(runs)):  # of a removal that was killed
+            shutil.rmtree(left, ignore_errors=True)
     for name in names:
         run = removable.get(name)
         if run is None:
             continue
         with _held(runs / name) as is_held:
             if is_held:
-                shutil.rmtree(runs / name)
-                removed.append(run)
+                removed.append(replace(run, kept_because=_remove(runs / name)))
+    with suppress(OSError):  # something is left in it, or there was nothing to remove
+        os.rmdir(runs / ASIDE)
     return removed
+
+
+def _remove(folder: Path) -> str:
+    """Remove a run; return why that failed, empty if it did not: half a run is never left where runs are listed."""
+    aside = folder.parent / ASIDE / folder.name
+    try:
+        _make_writable(folder)
+        _aside(folder.parent)
+        folder.rename(aside)
+    except OSError as err:
+        return f"it cannot be removed: {err.strerror}"
+    try:
+        shutil.rmtree(aside)
+    except OSError as err:
+        return f"it cannot be removed completely: {err.strerror}; the rest is in {ASIDE} next to the runs"
+    return ""
+
+
+def _aside(runs: Path) -> Path:
+    """Return the folder for what is being removed, and make it; raise OSError where it is a link."""
+    aside = runs / ASIDE
+    aside.mkdir(mode=0o700, exist_ok=True)
+    if aside.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(aside))
+    return aside
+
+
+def _make_writable(folder: Path) -> None:
+    """Let this user empty a run's folders, some of which a job may have made read-only; root needs no mode for that.
+
+    Raises:
+        PermissionError: one belongs to another user.
+    """
+    if os.geteuid() == 0:
+        return
+    folder.chmod(0o700)
+    for where, names, _ in os.walk(folder):  # which lists a folder only after it was made readable
+        for path in (Path(where, name) for name in names):
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode):
+                continue
+            if status.st_uid == os.geteuid():
+                path.chmod(0o700)
+            elif not os.access(path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, f"{path.relative_to(folder)} belongs to another user")
 
 
 def _finished(folder: Path) -> str | None:
