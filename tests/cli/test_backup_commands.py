@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -160,3 +161,27 @@ def test_make_takes_the_variables(lab: Lab, tmp_path: Path) -> None:
     assert "is complete" in done.stdout
     assert "make restore FROM=" in done.stdout
     assert "restored 0 files" in lab.make("restore", PYTHON=sys.executable, FROM=str(tmp_path / "b")).stdout
+
+
+def test_commands_that_are_printed_can_be_pasted(lab: Lab, tmp_path: Path) -> None:
+    """A disk's name has spaces, and may have what a shell or make would read in another way."""
+    folder = tmp_path / "Bob's disk $(touch hit) #1; x"
+    environment = {**lab.environment, "PYTHON": sys.executable}
+
+    def paste(output: str) -> str:
+        (line,) = re.findall(r"make (?:restore|backup) [A-Z]+=.*", output)
+        done = subprocess.run(line, shell=True, cwd=lab.folder, env=environment, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    made = lab.call("backup", TO=str(folder))
+    restored = paste(made.stdout)
+    (newest,) = folder.iterdir()
+    (newest / "SHA256SUMS").unlink()
+    partial = newest.rename(f"{newest}.partial")
+    incomplete = lab.call("restore", FROM=str(folder))
+    continued = paste(incomplete.stderr)
+
+    assert "restored 0 files" in restored
+    assert not partial.exists()
+    assert "is complete" in continued
+    assert not list(lab.folder.rglob("hit"))

@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Collection
 from pathlib import Path
+from shlex import quote
 
 from rocmlab.backup import model
 from rocmlab.backup.model import MANIFEST, PARTIAL, SUMS, named
@@ -54,13 +55,13 @@ def find(given: Path, project: str, say: Say) -> Path:
         raise RocmlabError(
             f"{named(str(given))} has no backup that is yours alone",
             f"{named(complete[0].name)} may be another user's work, and programs in it would run as you",
-            f"ls -l {named(str(given))}      # then name one that you trust: make restore FROM=/path/to/that/one",
+            f"ls -l {quote(named(str(given)))}    # then name one that you trust: make restore FROM=/path/to/that/one",
         )
     if found or (given / MANIFEST).is_file():
         raise RocmlabError(
             f"{named(str(given))} has no complete backup",
             f"{named((found[0] if found else given).name)} was interrupted before its end",
-            f"complete it: make backup TO={named(str(given if found else given.parent))}",
+            f"complete it: make backup TO={quote(named(str(given if found else given.parent)))}",
         )
     raise RocmlabError(
         f"{named(str(given))} is not a backup", f"{SUMS} is missing in it", "make restore FROM=/path/to/folder"

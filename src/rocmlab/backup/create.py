@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any, BinaryIO
 
 from rocmlab import __version__
@@ -85,7 +86,7 @@ def _create(task: Task, folder: Path, say: Say) -> int:
         say(f"backup {where} has what could be read: {held}")
     else:
         say(f"backup {where} is complete: {held}")
-    say(f"  restore it with: make restore FROM={where}")
+    say(f"  restore it with: make restore FROM={quote(where)}")
     _list(say, [f"  NOT in the backup, could not be read: {line}" for line in selection.unreadable])
     return 1 if selection.unreadable else 0
 
@@ -96,7 +97,7 @@ def _list(say: Say, lines: Sequence[str]) -> None:
 
 def _again(task: Task) -> str:
     more = " ALL=1" if task.is_all else ""
-    return f"run it again, and it continues: make backup TO={task.shown}{more}"
+    return f"run it again, and it continues: make backup TO={quote(task.shown)}{more}"
 
 
 def _folder(backups_folder: Path, task: Task) -> Path:

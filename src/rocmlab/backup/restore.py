@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import IO
 
 from rocmlab.backup import databases, model, parts, verify
@@ -53,7 +54,7 @@ def restore(task: Task, say: Say) -> int:
         raise RocmlabError(
             "the restore was interrupted",
             "what was restored so far is complete, and nothing was overwritten",
-            f"run it again, which skips what is there: make restore FROM={task.shown}",
+            f"run it again, which skips what is there: make restore FROM={quote(task.shown)}",
             exit_code=1,
         ) from None
 
@@ -71,7 +72,7 @@ def _restore(task: Task, say: Say) -> int:
         raise RocmlabError(
             f"{named(str(err.filename or 'a folder'))} could not be restored",
             f"{err.strerror or err}; what was restored so far is complete, and nothing was overwritten",
-            f"fix this, then run it again, which skips what is there: make restore FROM={task.shown}",
+            f"fix this, then run it again, which skips what is there: make restore FROM={quote(task.shown)}",
             exit_code=1,
         ) from err
     _tell(outcome, say)

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from rocmlab.backup import choice, places, restore
 from rocmlab.backup.model import Task, named
@@ -112,6 +113,6 @@ def _check_nothing_runs(project: Project, given: str) -> None:
     raise RocmlabError(
         f"make restore replaces files, and {len(found.works) or ''} {what}".replace("  ", " "),
         "their files may change while they are open:\n" + busy.lines(found.works) if found.works else found.unknown,
-        f"make down, then restore; or now: make restore FORCE=1 FROM={given}",
+        f"make down, then restore; or now: make restore FORCE=1 FROM={quote(named(given))}",
         exit_code=1,
     )
