@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from backup_labs import CREATE, Lab
+from backup_labs import CREATE, NEEDS_ROOT, SECOND_UID, Lab, as_second_user, open_to_others
 
 from rocmlab.backup import databases, model
 
@@ -140,3 +140,28 @@ def test_a_database_that_cannot_be_copied_leaves_no_draft_in_the_backup(lab: Lab
 
     assert {"share/a.sqlite", "share/a.sqlite-wal"} <= set(model.read(backup).entries)
     assert {path.name for path in backup.iterdir()} == {"files-0001.tar", "manifest.jsonl", "SHA256SUMS"}
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("end", ["-wal", ""])
+def test_a_database_that_cannot_be_read_stops_no_backup(lab: Lab, end: str) -> None:
+    """It or its log is root's, with a real second user; it is listed, and the rest is saved."""
+    path = lab.share / "history.sqlite"
+    (lab.share / "z").write_text("after it")
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("CREATE TABLE history (line TEXT)")
+        for each in (lab.folder, *lab.folder.rglob("*")):
+            os.chown(each, SECOND_UID, SECOND_UID)
+        os.chown(f"{path}{end}", 0, 0)
+        os.chmod(f"{path}{end}", 0o600)
+        task = lab.task("create", lab.backups).to_json()
+        open_to_others(lab.folder)
+
+        done = as_second_user(CREATE, task)
+
+    assert done.returncode == 1, done.stderr
+    assert f"NOT in the backup, could not be read: share/history.sqlite{end}: Permission denied" in done.stdout
+    (backup,) = lab.backups.iterdir()
+    saved = set(model.read(backup).entries)
+    assert {"share/z", "share/history.sqlite"} - saved == ({"share/history.sqlite"} if not end else set())

@@ -10,16 +10,16 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import Any, BinaryIO
+from typing import Any
 
 from rocmlab import __version__
-from rocmlab.backup import choice, databases, model, parts
+from rocmlab.backup import choice, databases, model, parts, reading
 from rocmlab.backup.model import FILE, FORMAT, LINK, MANIFEST, PARTIAL, PREFIX, SUMS, Entry, Task, named
 from rocmlab.backup.parts import Part
+from rocmlab.backup.reading import Unreadable
 from rocmlab.backup.selection import Found, Selection, backups, select
 from rocmlab.backup.working import Progress, locked, say_some
 from rocmlab.base import files, signals
@@ -34,10 +34,6 @@ LARGE_BYTES = 1 << 28  # such a file is read twice at most
 RACY_SECONDS = 0.1  # two changes within a file system's clock tick have one time
 MAX_LISTED = 20  # lines about single files
 FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class _Unreadable(Exception):
-    """A source cannot be read."""
 
 
 def status_of(source: str) -> os.stat_result | None:
@@ -189,7 +185,7 @@ class _Maker:
         offset = self.part.size
         try:
             entry = self._member(found, self.part)
-        except _Unreadable as err:
+        except Unreadable as err:
             self.part.take_back(offset)
             cause = err.__cause__
             if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
@@ -216,7 +212,7 @@ class _Maker:
         return True
 
     def _member(self, found: Found, part: Part) -> Entry:
-        """Write one member; raise _Unreadable if the source cannot be read: what was written must be taken back."""
+        """Write one member; raise Unreadable if the source cannot be read: what was written must be taken back."""
         status = found.status
         bits = 0o7777 & ~0o4000 & ~(0 if found.type == model.FOLDER else 0o2000)  # no setuid, no setgid programs
         entry = Entry(
@@ -235,7 +231,7 @@ class _Maker:
             try:
                 entry = dataclasses.replace(entry, target=os.readlink(found.source))
             except OSError as err:
-                raise _Unreadable from err
+                raise Unreadable from err
         part.begin(entry)
         return entry
 
@@ -267,7 +263,7 @@ class _Maker:
 
     def _read(self, source: str, entry: Entry, part: Part) -> tuple[Entry, bool]:
         """Write a file's content; return its entry, and whether the file stayed the same meanwhile."""
-        with _opened(source) as file:
+        with reading.opened(source) as file:
             before = os.fstat(file.fileno())
             if 0 <= time.time() - before.st_mtime < RACY_SECONDS:
                 time.sleep(RACY_SECONDS)
@@ -282,7 +278,7 @@ class _Maker:
             offset = part.begin(entry)
             found = hashlib.sha256()
             count = 0
-            for piece in _read_pieces(file, before.st_size):
+            for piece in reading.pieces(file, before.st_size):
                 part.put(piece)
                 found.update(piece)
                 count += len(piece)
@@ -368,26 +364,3 @@ class _Maker:
         with contextlib.suppress(OSError):  # a file system without owners
             for path in (self.folder, *self.folder.iterdir()):
                 os.chown(path, *self.task.owner, follow_symlinks=False)
-
-
-@contextmanager
-def _opened(source: str) -> Iterator[BinaryIO]:
-    try:
-        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as err:
-        raise _Unreadable from err
-    with os.fdopen(descriptor, "rb") as file:
-        yield file
-
-
-def _read_pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield a source's content; that it cannot be read is not an error of the backup's disk."""
-    found = parts.pieces(file, size)
-    while True:
-        try:
-            piece = next(found, b"")
-        except OSError as err:
-            raise _Unreadable from err
-        if not piece:
-            return
-        yield piece

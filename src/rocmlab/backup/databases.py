@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
+
+from rocmlab.backup import reading
 
 MAGIC = b"SQLite format 3\0"
 SIBLINGS = ("-wal", "-journal", "-shm")
@@ -87,18 +88,22 @@ def _step(status: int, left: int, total: int) -> None:
 
 
 def _by_files(source: str, scratch: Path) -> bool:
-    """Copy a database of a read-only mount, where SQLite cannot open it, with its log while neither changes."""
+    """Copy a database of a read-only mount, where SQLite cannot open it, with its log while neither changes.
+
+    Return False where that is not possible, as with a log that cannot be read.
+    """
     for _ in range(ATTEMPTS):
         remove(scratch)
         before = _state(source)
         scratch.touch(mode=0o600)
         try:
-            shutil.copyfile(source, scratch)
-            for end in SIBLINGS[:2]:
-                if os.path.exists(source + end):
-                    shutil.copyfile(source + end, f"{scratch}{end}")
-        except FileNotFoundError:
-            continue  # a log that was just applied
+            for end in ("", *SIBLINGS[:2]):
+                if not end or os.path.exists(source + end):
+                    _copy_file(source + end, f"{scratch}{end}")
+        except reading.Unreadable as err:
+            if isinstance(err.__cause__, FileNotFoundError):
+                continue  # a log that was just applied
+            return False
         if before == _state(source):
             break
     else:
@@ -109,6 +114,11 @@ def _by_files(source: str, scratch: Path) -> bool:
     except sqlite3.Error:
         return False
     return True
+
+
+def _copy_file(source: str, target: str) -> None:
+    with reading.opened(source) as file, open(target, "wb") as made:
+        made.writelines(reading.pieces(file, os.fstat(file.fileno()).st_size))
 
 
 def _state(source: str) -> list[tuple[int, int] | None]:
