@@ -134,6 +134,22 @@ class TestFile:
 
         assert [(folder / name).stat().st_uid for name in (".env", ".rocmlab")] == [owner, owner]
 
+    @pytest.mark.skipif(os.getuid() != 0, reason="a second user id needs root: run .ci/run")
+    def test_under_sudo_what_a_link_leads_to_stays_whose_it_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A clone may have come with a link to a folder of root's."""
+        project, target = tmp_path / "project", tmp_path / "target"
+        project.mkdir()
+        target.mkdir()
+        (project / ".rocmlab").symlink_to(target)
+        os.chown(project, UID, UID)
+        monkeypatch.setenv("SUDO_UID", str(UID))
+
+        identity.make_folder(project / ".rocmlab")
+
+        assert target.stat().st_uid == 0
+
     def test_a_folder_that_cannot_be_written_is_a_problem(self, tmp_path: Path) -> None:
         """A file where a folder is needed stops with what, why and fix, and leaves nothing behind."""
         (tmp_path / "file").write_text("")

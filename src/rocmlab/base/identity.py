@@ -190,13 +190,14 @@ def give_to_caller(descriptor: int, folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, if it is not there; under sudo it is the caller's, see `give_to_caller`."""
+    """Make a folder, if it is not there; under sudo it is the caller's (`give_to_caller`), but not what it links to."""
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        give_to_caller(descriptor, folder.parent)
-    finally:
-        os.close(descriptor)
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            give_to_caller(descriptor, folder.parent)
+        finally:
+            os.close(descriptor)
 
 
 def _ps(pid: int, columns: str, *options: str) -> str:

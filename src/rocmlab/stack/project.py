@@ -298,7 +298,8 @@ def locked(project: Project, say: Say) -> Iterator[None]:
     state = project.settings.state
     identity.make_folder(state)
     with open(state / "lock", "w", encoding="utf-8") as file:
-        identity.give_to_caller(file.fileno(), state)
+        if not (state / "lock").is_symlink():
+            identity.give_to_caller(file.fileno(), state)
         waits = "waiting for another rocmlab command in this folder to finish building or starting"
         files.lock(file.fileno(), lambda: say(waits))
         yield
