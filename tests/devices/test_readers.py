@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rocmlab.devices import Device, cuda, discover, nvml, roots, sample
+from rocmlab.devices.card_reader import CardReader
 from rocmlab.devices.readers import Readers
 from rocmlab.simulation import Live, write_host
 
@@ -103,6 +104,21 @@ class TestFiles:
         assert descriptors() == before
         write_host(tmp_path, gpus=2, busy="70")
         assert reader.read().busy_percent == 70
+
+    def test_a_card_that_gets_its_driver_later(self, tmp_path: Path) -> None:
+        """Its PCIe link can be read without a driver; the sensors are found at the first reading after it is loaded."""
+        write_host(tmp_path, gpus=1, busy="50", faults=["no-driver"])
+        address = gpus(tmp_path)[0].pci_address
+        reader = CardReader(tmp_path / "sys/bus/pci/devices" / str(address), Path("/"))  # as on a real host
+
+        without = reader.read()
+        write_host(tmp_path, gpus=1, busy="50")
+        bound = reader.read()
+
+        assert (without.link_width, without.busy_percent, without.vram_total_bytes) == (16, None, None)
+        assert bound.busy_percent == 50
+        assert None not in (bound.fan_percent, bound.power_cap_watts, bound.vram_total_bytes)
+        reader.close()
 
     @pytest.mark.parametrize("fault", ["ebusy", "eio"])
     def test_a_read_that_fails_leaves_its_field_to_the_table(self, tmp_path: Path, fault: str) -> None:

@@ -177,11 +177,11 @@ class TestAccess:
         assert [gpu.why_not for gpu in found] == ["/dev/kfd is missing"] * 2
 
     def test_without_driver_the_cards_are_on_the_bus(self, tmp_path: Path) -> None:
-        """They are known by PCI id and cannot be used."""
+        """They are known by PCI id and cannot be used; the bus still has their links."""
         root = write_host(tmp_path, gpus=2, busy="50", faults=["no-driver"])
         found = gpus(root)
 
-        assert [(gpu.pci_id, gpu.is_usable) for gpu in found] == [("1002:744c", False)] * 2
+        assert [(gpu.pci_id, gpu.is_usable, gpu.link_width) for gpu in found] == [("1002:744c", False, 16)] * 2
         assert not (root / "sys/module/amdgpu").exists()
         assert not (root / "dev/kfd").exists()
 

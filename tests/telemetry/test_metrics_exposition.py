@@ -134,7 +134,7 @@ def test_the_cpu_is_no_gpu(host: tuple[list[Device], Snapshot]) -> None:
 
 
 def test_a_device_that_says_nothing_is_down() -> None:
-    """Without a sample, or with one that is empty; but not asleep, and not a partition without sensors."""
+    """Without a sample, with an empty one, or with the link alone; but not asleep, and not a partition."""
     gpu = Device("rocm", 0, "card", True, pci_address="0000:03:00.0")
     asleep, empty = Sample(1.0, is_asleep=True), Sample(1.0)
 
@@ -143,6 +143,7 @@ def test_a_device_that_says_nothing_is_down() -> None:
         return of(series(metrics.exposition(Snapshot(1.0, samples), [device])[0]), "rocmlab_gpu_up")
 
     assert up(gpu, None) == up(gpu, empty) == [0]
+    assert up(gpu, Sample(1.0, link_width=16, link_speed_gts=16.0)) == [0]  # readable without a driver
     assert up(gpu, asleep) == up(replace(gpu, partition=0), Sample(1.0, busy_percent=0.0)) == [1]
     assert up(replace(gpu, partition=1), empty) == []
 

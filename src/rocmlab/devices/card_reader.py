@@ -143,6 +143,7 @@ class _Card:
         self._sources = [(files[name], sources[name]) for name in files if name not in sensors.CONSTANT]
         self._files = [file for file, _ in self._sources]
         self._contents: list[bytes | None] = [None] * len(self._files)
+        self._is_link = [name in sensors.LINK for name in files if name not in sensors.CONSTANT]
         self._constants = [(files[name], sources[name]) for name in files if name in sensors.CONSTANT]
         errors = found.errors if fields is None else {}
         self._errors = {block: KeptFile(path, roots.to_text) for block, path in errors.items()}
@@ -152,7 +153,10 @@ class _Card:
         self._table = _Table(found.metrics, fields) if os.path.lexists(found.metrics) else None
 
     def read(self, is_announced: bool, errors_seconds: float) -> bool:
-        """Bring the values up to date; return whether anything that changes could be read just now."""
+        """Bring the values up to date; return whether anything that changes could be read just now.
+
+        The PCIe link does not count: it belongs to the bus, and can be read without the driver.
+        """
         contents = read_all(self._files, is_announced)
         if contents != self._contents or self._constants:
             for place, content in enumerate(contents):
@@ -163,7 +167,7 @@ class _Card:
             if self._constants:
                 self._read_constants(is_announced)
             self._settle()
-        is_up = any(contents)
+        is_up = any(content and not is_link for content, is_link in zip(contents, self._is_link, strict=True))
         if self._error_files and self._read_errors(is_announced, errors_seconds):
             is_up = True
         if self._table:

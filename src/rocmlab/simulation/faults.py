@@ -15,6 +15,7 @@ from rocmlab.simulation.trees import Tree
 
 HANG_FILES = ("gpu_busy_percent", "mem_busy_percent", "gpu_metrics", "pp_dpm_sclk", "pp_dpm_mclk")
 CONSUMER_LACKS = ("unique_id", "product_name", "product_number", "serial_number", "mem_busy_percent", "gpu_metrics")
+LINK_FILES = ("current_link_width", "current_link_speed", "max_link_width", "max_link_speed")  # of the PCI core
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _no_driver(tree: Tree, gpu: Gpu, fault: Fault, reads: dict[str, str]) -> Non
     for gone in (system.MODULE, "sys/bus/pci/drivers/amdgpu", topology.KFD, "dev/kfd", "dev/dri", "proc/modules"):
         tree.remove(gone)
     tree.remove("sys/class/drm")
-    kept = ("uevent", "vendor", "device", "class", "revision", "subsystem_vendor", "subsystem_device")
+    kept = ("uevent", "vendor", "device", "class", "revision", "subsystem_vendor", "subsystem_device", *LINK_FILES)
     inside = [path for path in tree.files if path.startswith(gpu.folder + "/")]
     for path in inside:
         if path.rpartition("/")[0] != gpu.folder or path.rpartition("/")[2] not in kept:
