@@ -212,11 +212,12 @@ def test_the_notebook_is_the_job() -> None:
 
 
 def test_a_card_that_is_gone_is_unhealthy() -> None:
-    """0 for one that cannot be read, nothing for a partition that has no sensors."""
+    """0 for one that is missing, nothing for a partition that has no sensors."""
     gpu = Device("rocm", 0, "card", True, pci_address="0000:03:00.0")
     partition = Device("rocm", 1, "card", True, pci_address="0000:06:00.0", partition=1)
 
-    written = series(metrics.exposition(Snapshot(1.0, {}), [gpu, partition], names="amd")[0])
+    snapshot = Snapshot(1.0, {device_id(partition): Sample(1.0)})
+    written = series(metrics.exposition(snapshot, [gpu, partition], names="amd")[0])
 
     assert of(written, "gpu_health") == [0]
 

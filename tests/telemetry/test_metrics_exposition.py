@@ -146,6 +146,18 @@ def test_a_device_that_says_nothing_is_down() -> None:
     assert up(gpu, Sample(1.0, link_width=16, link_speed_gts=16.0)) == [0]  # readable without a driver
     assert up(gpu, asleep) == up(replace(gpu, partition=0), Sample(1.0, busy_percent=0.0)) == [1]
     assert up(replace(gpu, partition=1), empty) == []
+    assert up(replace(gpu, partition=1), None) == [0]  # it is missing
+
+
+def test_partitions_answer_with_their_card(tmp_path: Path) -> None:
+    """A partition has no sensors of its own, and counts as answering if the first one of its card does."""
+    found, snapshot = read(write_host(tmp_path / "host", profile="instinct", gpus=2, partition="cpx"))
+    first = next(name for name, sample in snapshot.samples.items() if sample.busy_percent is not None)
+    silent = replace(snapshot, samples={**snapshot.samples, first: Sample(1.0)})
+
+    counts = [of(series(metrics.exposition(one, found)[0]), "rocmlab_gpus") for one in (snapshot, silent)]
+
+    assert counts == [[16], [8]]
 
 
 def test_partitions_of_one_card_are_apart(tmp_path: Path) -> None:

@@ -228,6 +228,31 @@ class TestFeed:
         energy = [of(found, "rocmlab_gpu_energy_joules_total", pci=stays)[0] for found in (before, after)]
         assert 0 < energy[0] <= energy[1]
 
+    def test_partitions_go_with_their_card_or_with_its_mode(self, tmp_path: Path) -> None:
+        """Those of another mode are not listed any more; those of a card that is missing are down, and not usable."""
+        root = write_host(tmp_path / "host", profile="instinct", gpus=1, partition="cpx")
+        source = MetricsSource(root, "both")
+
+        def count() -> list[float]:
+            source.observer.find()
+            found = series(source.exposition()[0])
+            names = ("rocmlab_gpus", "rocmlab_gpu_up", "rocmlab_gpu_usable", "gpu_nodes_total", "gpu_health")
+            assert len(of(found, "rocmlab_gpu_info")) == len(of(found, "rocmlab_gpu_usable"))
+            return [sum(of(found, name)) for name in names]
+
+        divided = count()
+        write_host(root, profile="instinct", gpus=1, partition="spx")
+        whole = count()
+        write_host(root, profile="instinct", gpus=1, partition="cpx")
+        count()
+        write_host(root, profile="instinct", gpus=1, partition="cpx", faults=["vanish:0"])
+        missing = count()
+        gone = series(source.exposition()[0])
+        source.observer.close()
+
+        assert (divided, whole, missing) == ([8, 1, 8, 8, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0])
+        assert of(gone, "rocmlab_gpu_up") == of(gone, "rocmlab_gpu_usable") == [0] * 8
+
     def test_two_who_ask_at_a_time_get_one_sample(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The second answer within a moment is of the same instant, so that many who ask do not read many times."""
         monkeypatch.setattr(metrics_source, "FRESH_SECONDS", 3600.0)  # a moment, however slow this machine is

@@ -70,7 +70,8 @@ def add(
     jobs = _jobs(snapshot.processes or (), leases)
     host: dict[str, object] = {"hostname": socket.gethostname(), "cluster_name": CLUSTER}
     host["simulated"] = "1" if any(gpu.simulated for gpu in gpus) else None
-    families.gauge("gpu_nodes_total", "GPUs of this host.", host, len(gpus))
+    present = sum(device_id(gpu) in snapshot.samples for gpu in gpus)
+    families.gauge("gpu_nodes_total", "GPUs of this host.", host, present)
     for place, gpu in enumerate(gpus):
         name = device_id(gpu)
         labels = labels_of(gpu, place, where) | {"job_id": jobs[name][0], "job_user": jobs[name][1]}

@@ -66,8 +66,8 @@ def exposition(
     """Return the metrics of one instant, and their content type.
 
     Args:
-        snapshot: what the devices report. A device that has no sample there, or one without a single value, is down.
-        devices: which there are; the CPU has no metrics here.
+        snapshot: what the devices report. A device that has no sample there is missing; one without a value is down.
+        devices: which there are, and those that there were; the CPU has no metrics here.
         names: `rocmlab` (this project's), `amd` (those of AMD's device-metrics-exporter) or `both`.
         accept: the header `Accept` of the request; without it, or without OpenMetrics in it, the older text.
         leases: which devices are leased, and by which notebook; None: not known here.
@@ -122,7 +122,7 @@ def collect(
     if names not in NAMES:
         raise RocmlabError(f"unknown metric names: {names!r}", "", f"choose one of: {', '.join(NAMES)}")
     families = Families()
-    gpus = [device for device in devices if device.backend != "cpu"]
+    gpus = _listed(snapshot, [device for device in devices if device.backend != "cpu"])
     held = list(leases) if leases is not None else None
     if names in ("rocmlab", "both"):
         _add_ours(families, snapshot, gpus, held)
@@ -133,6 +133,12 @@ def collect(
 
         compat.add(families, snapshot, gpus, held or (), root)
     return families
+
+
+def _listed(snapshot: Snapshot, gpus: Sequence[Device]) -> list[Device]:
+    """Leave out what is missing because its card is divided otherwise by now."""
+    cards = {gpu.pci_address for gpu in gpus if gpu.pci_address and device_id(gpu) in snapshot.samples}
+    return [gpu for gpu in gpus if device_id(gpu) in snapshot.samples or gpu.pci_address not in cards]
 
 
 def labels_of(device: Device) -> dict[str, object]:
@@ -155,8 +161,10 @@ def _add_ours(
     simulated = {"simulated": "1" if any(gpu.simulated for gpu in gpus) else None}
     families.info("rocmlab_exporter", "The exporter itself.", {"version": __version__, **simulated})
     families.gauge("rocmlab_sample_time_seconds", "When this was read, in Unix time.", simulated, snapshot.time_seconds)
-    present = [gpu for gpu in gpus if is_up(gpu, snapshot.samples.get(device_id(gpu))) is not False]
-    families.gauge("rocmlab_gpus", "GPUs that answer, usable or not.", simulated, len(present))
+    up = {device_id(gpu): is_up(gpu, snapshot.samples.get(device_id(gpu))) for gpu in gpus}
+    cards = {gpu.pci_address for gpu in gpus if up[device_id(gpu)]}
+    answering = [gpu for gpu in gpus if up[device_id(gpu)] or (gpu.partition and gpu.pci_address in cards)]
+    families.gauge("rocmlab_gpus", "GPUs that answer, usable or not.", simulated, len(answering))
     for gpu in gpus:
         _add_device(families, gpu, snapshot.samples.get(device_id(gpu)), snapshot.energy_joules.get(device_id(gpu)))
     by_id = {device_id(gpu): gpu for gpu in gpus}
@@ -180,7 +188,8 @@ def _add_device(families: Families, gpu: Device, sample: Sample | None, energy_j
         "memory_partition": gpu.memory_partition,
     }
     families.info("rocmlab_gpu", "Which GPU this is.", {**labels, **more})
-    families.gauge("rocmlab_gpu_usable", "1 if this process may use it.", labels, gpu.is_usable)
+    usable = gpu.is_usable and sample is not None
+    families.gauge("rocmlab_gpu_usable", "1 if it is there and this process may use it.", labels, usable)
     families.gauge("rocmlab_gpu_up", "1 if it answers, 0 if nothing can be read from it.", labels, is_up(gpu, sample))
     families.gauge(
         "rocmlab_gpu_pcie_link_width_max_lanes", "PCIe lanes that card and slot have.", labels, gpu.link_width_max

@@ -77,13 +77,13 @@ class Snapshot:
 
 
 def is_up(device: Device, sample: Sample | None) -> bool | None:
-    """Return whether a device answers; None for a partition without sensors of its own.
+    """Return whether a device answers; None for a partition that is there, and has no sensors of its own.
 
     The PCIe link is no answer: it belongs to the bus, and can be read without the driver.
     """
-    if device.partition:
-        return None
     if sample is None:
         return False
+    if device.partition:
+        return None
     unread = ("time_seconds", "is_asleep", "link_width", "link_speed_gts")
     return sample.is_asleep or any(value is not None for name, value in vars(sample).items() if name not in unread)
