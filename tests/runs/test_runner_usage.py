@@ -172,6 +172,22 @@ def test_energy_over_a_gap_is_marked_as_a_part(tmp_path: Path, meters: Meters, m
 
 
 @pytest.mark.usefixtures("quick")
+def test_energy_of_a_card_that_slept_is_marked_as_a_part(tmp_path: Path, meters: Meters) -> None:
+    """It fell asleep while the job did something else: what it used asleep is not known."""
+    Live(tmp_path, gpus=1, busy="50")
+    device = gpus(tmp_path)[0]
+    meters.begin("a", [device])
+    wait_for(lambda: _is_measured(meters))
+
+    (tmp_path / f"sys/bus/pci/devices/{device.pci_address}/power/runtime_status").write_text("suspended\n")
+    wait_for(lambda: meters._sources[usage._identity(device)].sample.is_asleep)
+    (found,) = meters.end("a")
+
+    assert found["energy_joules"] > 0
+    assert found["energy_is_partial"] is True
+
+
+@pytest.mark.usefixtures("quick")
 def test_two_jobs_after_another_on_one_device_are_kept_apart(tmp_path: Path, meters: Meters) -> None:
     """What the first one held is not the second's."""
     live = Live(tmp_path, gpus=1, busy="idle")

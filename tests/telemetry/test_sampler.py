@@ -266,6 +266,43 @@ class TestEnergy:
         assert (silent.joules, silent.is_whole) == (200, False)
         assert (counting.joules, counting.is_whole) == (50_000, True)
 
+    def test_nothing_is_claimed_for_a_sleep(self) -> None:
+        """However short it was: from the power before and after it does not follow; the card's own count knows."""
+        silent, counting = EnergyMeter(), EnergyMeter()
+        for meter, counts in ((silent, (None,) * 4), (counting, (0.0, 600.0, 900.0, 1500.0))):
+            meter.pause()  # before the first power it is not counted
+            meter.add(0.0, 300.0, counts[0])
+            meter.add(2.0, 300.0, counts[1])
+            before = meter.is_whole
+            meter.pause()
+            meter.add(80.0, 300.0, counts[2])
+            meter.add(82.0, 300.0, counts[3])
+            assert before
+
+        assert (silent.joules, silent.is_whole) == (1200, False)
+        assert (counting.joules, counting.is_whole) == (1500, True)
+        counting.pause()
+        counting.end(84.0, 7.0)
+        assert not counting.is_whole  # how much it counted since it fell asleep is not known
+
+    def test_a_card_that_slept_has_used_more(self, tmp_path: Path) -> None:
+        """The sampler adds nothing between the reading before the sleep and that after it."""
+        write_host(tmp_path, gpus=1, busy="50")
+        (device,) = gpus(tmp_path)
+        name, status = device_id(device), tmp_path / f"sys/bus/pci/devices/{device.pci_address}/power/runtime_status"
+        sampler = Sampler([device], tmp_path, TIMEOUT_SECONDS)
+        sampler.read()
+        before = sampler.read().energy_joules[name]
+        was_whole = sampler.is_whole(name)
+
+        for state in ("suspended\n", "active\n"):
+            status.write_text(state)
+            after = sampler.read().energy_joules[name]
+
+        assert (was_whole, sampler.is_whole(name)) == (True, False)
+        assert after == before
+        sampler.close()
+
     @pytest.mark.parametrize("factor", [0.0, 0.1, 5.0])
     def test_a_count_that_cannot_be_true_is_not_believed(self, factor: float) -> None:
         """It stands still, or has another unit than its revision says."""

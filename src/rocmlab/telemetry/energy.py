@@ -20,6 +20,7 @@ class EnergyMeter:
         self.joules: float | None = None  # since the first reading; None as long as it is unknown
         self.is_whole = True  # False: over a gap between two readings nothing was counted, so it used more
         self._power = Integral()
+        self._had_power = False  # it was known at least once
         self._count: float | None = None  # of the device, last seen
         self._counted = 0.0
         self._area = 0.0
@@ -27,7 +28,7 @@ class EnergyMeter:
 
     def add(self, now: float, watts: float | None, count: float | None) -> None:
         """Take watts and the card's own count in joules, None where unknown; `now` is of a clock that is never set."""
-        had_power = self._power.last is not None
+        had_power, self._had_power = self._had_power, self._had_power or watts is not None
         area = self._power.add(now, watts)
         growth = None
         if count is not None:
@@ -42,10 +43,15 @@ class EnergyMeter:
         self._counted += growth if growth is not None else (area or 0.0) if count is not None else 0.0
         self.joules = max(self.joules or 0.0, self._counted if self._is_counting and self._agrees() else self._area)
 
+    def pause(self) -> None:
+        """Note that the device sleeps: what it uses until its power is known again, its own count alone can tell."""
+        self._power.last = None
+        self.is_whole = self.is_whole and (self._is_counting or not self._had_power)
+
     def end(self, now: float, fresh_seconds: float) -> None:
         """Stop: a last power that is older than that says nothing of the rest, so that what was counted is a part."""
         last = self._power.last
-        if last is not None and now - last[0] > fresh_seconds:
+        if self._had_power and (last is None or now - last[0] > fresh_seconds):
             self.is_whole = False
 
     @property

@@ -174,7 +174,10 @@ class _Watched:
             if reader is None:
                 return Sample(time.time())
         sample = reader.read()
-        self.energy.add(time.monotonic(), sample.power_watts, reader.energy_joules)
+        if sample.is_asleep:
+            self.energy.pause()
+        else:
+            self.energy.add(time.monotonic(), sample.power_watts, reader.energy_joules)
         return sample
 
     def fail(self) -> Sample:
