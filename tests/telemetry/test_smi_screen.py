@@ -18,11 +18,12 @@ from rocmlab.telemetry.smi import View
 WIDTHS = (40, 50, 64, 80, 100, 120, 140, 200)
 
 
-def _view(root: Path, processes: Sequence[GpuProcess] | None = (), **changes: Any) -> View:
-    """Look at a simulated host."""
+def _view(root: Path, processes: Sequence[GpuProcess] | None = (), mask: str | None = None, **changes: Any) -> View:
+    """Look at a simulated host, as with HIP_VISIBLE_DEVICES=mask."""
+    environment = {} if mask is None else {"HIP_VISIBLE_DEVICES": mask}
     rows = [
         {**device.as_dict(), "id": device_id(device), "sample": sample(device, root).as_dict()}
-        for device in discover(root, {})
+        for device in discover(root, environment)
     ]
     found = None if processes is None else [process.as_dict() for process in processes]
     return replace(View(1_800_000_000.0, rows, found, simulated_root=str(root)), **changes)
@@ -224,6 +225,26 @@ class TestDevices:
 
         assert [line.split()[1] for line in lines if line.startswith("HIP")] == ["0", "1-7", "8", "9-15"]
         assert "7 more partitions, 24.0 GiB each, with the sensors of the GPU above" in _row(lines, "HIP 1-7")
+
+    @pytest.mark.parametrize(
+        ("mask", "numbers", "hidden"),
+        [
+            ("0,2,5", ["0", "1", "2", "3-4", "5", "6-7"], "HIP 1, 3-4, 6-7"),
+            ("7,3", ["0", "1-2", "3", "4-6", "7"], "HIP 0, 1-2, 4-6"),
+        ],
+    )
+    def test_hidden_partitions_have_lines_of_their_own(
+        self, tmp_path: Path, mask: str, numbers: list[str], hidden: str
+    ) -> None:
+        """A line is of usable partitions or of hidden ones, in order below the GPU's sensors; all hidden are named."""
+        root = write_host(tmp_path / "host", profile="instinct", gpus=1, partition="cpx", busy="50")
+
+        lines = _text(_view(root, mask=mask), 140)
+
+        assert [line.split()[1] for line in lines if line.startswith("HIP")] == numbers
+        assert [line.split()[2] for line in lines if line.startswith("HIP")] == numbers
+        assert f"  {hidden}: not usable: hidden by HIP_VISIBLE_DEVICES={mask}" in lines
+        assert not any("no reading" in line for line in lines)
 
     def test_a_gpu_that_cannot_be_used_says_why(self, tmp_path: Path) -> None:
         """Its values are shown all the same; HIP has no number for it, so its address names it."""

@@ -27,7 +27,7 @@ class _Entry:
     sample: Row
     spans: dict[str, Span]  # by column
     message: Span | None = None  # in the place of all values
-    others: list[Row] = field(default_factory=list)  # further partitions, on the same line
+    parts: list[Row] = field(default_factory=list)  # the partitions on this line, if it is one of partitions
 
 
 def table(devices: Sequence[Row], samples: Mapping[str, Row], columns: int, hung: Sequence[str] = ()) -> list[Line]:
@@ -55,11 +55,12 @@ def table(devices: Sequence[Row], samples: Mapping[str, Row], columns: int, hung
 
 def _entries(devices: Sequence[Row], samples: Mapping[str, Row], hung: Sequence[str]) -> list[_Entry]:
     entries: list[_Entry] = []
-    for device in devices:
+    whole = None  # the entry of the GPU that further partitions belong to
+    for device in _grouped(devices):
         sample = samples.get(device["id"]) or {}
         is_silent = not cells.has_reading(sample)
-        if is_silent and entries and _is_part_of(device, entries[-1].device):
-            _add_part(entries, device)
+        if is_silent and whole and _card(device) == _card(whole.device):
+            _add_part(entries, device, whole)
             continue
         entry = _Entry(device, sample, smi_columns.spans(device, sample))
         if device["id"] in hung and is_silent:
@@ -70,36 +71,53 @@ def _entries(devices: Sequence[Row], samples: Mapping[str, Row], hung: Sequence[
             size = device.get("vram_bytes")
             entry.message = (f"no reading, {size / cells.GIB:.1f} GiB" if size else "no reading", "warn")
         entries.append(entry)
+        whole = entry
     return entries
 
 
-def _is_part_of(device: Row, whole: Row) -> bool:
-    """Return whether it is a further partition of that GPU; older drivers number these as PCI functions."""
-    addresses = [(each.get("pci_address") or "").rpartition(".")[0] for each in (device, whole)]
-    return bool(device.get("partition") and addresses[0]) and addresses[0] == addresses[1]
+def _card(device: Row) -> str:
+    """Return what the partitions of a GPU have in common; older drivers number them as PCI functions."""
+    address = device.get("pci_address")
+    return str(device["id"] if device.get("partition") is None or not address else address.rpartition(".")[0])
 
 
-def _add_part(entries: list[_Entry], device: Row) -> None:
-    """Put partitions without sensors on one line below the GPU whose sensors they share."""
-    if not entries[-1].others:
+def _grouped(devices: Sequence[Row]) -> list[Row]:
+    """Put the partitions of a GPU next to each other, in their order, where the first of them is."""
+    places: dict[str, int] = {}
+    for place, device in enumerate(devices):
+        places.setdefault(_card(device), place)
+    return sorted(devices, key=lambda device: (places[_card(device)], device.get("partition") or 0))
+
+
+def _add_part(entries: list[_Entry], device: Row, whole: _Entry) -> None:
+    """Put neighbouring partitions without sensors, all usable or none, on one line below the GPU that has them."""
+    last = entries[-1].device
+    if not entries[-1].parts or any(last.get(key) != device.get(key) for key in ("is_usable", "why_not")):
         entries.append(_Entry(device, {}, smi_columns.spans(device, {})))
     entry = entries[-1]
-    entry.others.append(device)
-    first, last = entry.others[0], entry.others[-1]
-    for name, texts in {
-        "gpu": (cells.number(first), cells.number(last).split()[-1]),
-        "smi": (entry.spans["smi"][0].partition("-")[0], str(last.get("smi_index"))),
-    }.items():
-        if len(entry.others) > 1:
-            entry.spans[name] = ("-".join(texts), entry.spans[name][1])
+    entry.parts.append(device)
+    label = cells.number({**device, "index": None}).removesuffix("-")
+    entry.spans["gpu"] = (label + _ranges([part["index"] for part in entry.parts]), entry.spans["gpu"][1])
+    entry.spans["smi"] = (_ranges([part.get("smi_index") for part in entry.parts]), entry.spans["smi"][1])
     entry.spans["name"] = ("", "")
-    count, whole = len(entry.others), entries[-2]
-    sizes = [part["vram_bytes"] / cells.GIB for part in entry.others if part.get("vram_bytes")]
+    count = len(entry.parts)
+    sizes = [part["vram_bytes"] / cells.GIB for part in entry.parts if part.get("vram_bytes")]
     each = f", {min(sizes):.1f} GiB{' each' * (count > 1)}" if sizes else ""
     if sizes and max(sizes) - min(sizes) >= 0.1:
         each = f", {min(sizes):.1f} to {max(sizes):.1f} GiB"
     sensors = ", with the sensors of the GPU above" if cells.has_reading(whole.sample) else ""
     entry.message = (f"{count} more partition{'s' * (count > 1)}{each}{sensors}", "dim")
+
+
+def _ranges(numbers: Sequence[int | None]) -> str:
+    """Return numbers in their order as `2-4,7`; `-` where none is known."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if number is not None and found and number == found[-1][-1] + 1:
+            found[-1][1:] = [number]
+        elif number is not None:
+            found.append([number])
+    return ",".join("-".join(map(str, ends)) for ends in found) or "-"
 
 
 def _titles(entries: Sequence[_Entry]) -> dict[str, str]:
@@ -178,7 +196,7 @@ def _notes(entry: _Entry, layout: Layout) -> list[tuple[str, Span]]:
             notes.append((memory, "dim"))
     device = entry.device
     name = device.get("pci_address") if device["index"] is None else None  # HIP has no number for it
-    return [(name or cells.number(device), note) for note in notes]
+    return [(name or entry.spans["gpu"][0], note) for note in notes]
 
 
 def _merged(notes: Sequence[tuple[str, Span]]) -> list[Span]:
