@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import signal
@@ -19,8 +20,9 @@ import pytest
 from test_metrics_exposition import of, series
 
 from rocmlab.cli.main import main
+from rocmlab.devices import roots
 from rocmlab.simulation import Live, write_host
-from rocmlab.telemetry import metrics_server, metrics_source
+from rocmlab.telemetry import metrics_server, metrics_source, observer
 from rocmlab.telemetry.metrics_server import MAX_AT_A_TIME, Exposition, MetricsServer
 from rocmlab.telemetry.metrics_source import MetricsSource
 
@@ -227,6 +229,31 @@ class TestFeed:
         assert of(after, "rocmlab_gpus") == [1]
         energy = [of(found, "rocmlab_gpu_energy_joules_total", pci=stays)[0] for found in (before, after)]
         assert 0 < energy[0] <= energy[1]
+
+    def test_processes_that_hang_cost_the_gpus_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A file of KFD never answers: processes are unknown, the GPUs are reported, and later requests do not wait."""
+        monkeypatch.setattr(observer, "PROCESSES_SECONDS", 0.5)
+        root = write_host(tmp_path / "host", gpus=2, busy="50")
+        source = MetricsSource(root)
+        source.observer.find()
+        before = series(source.exposition()[0])
+        copies = root.glob("sys/class/kfd/kfd/proc/*/sdma_*")
+        files = {str(file.resolve().relative_to(root.resolve())): "hang" for file in copies}
+
+        (root / roots.FAULTS_FILE).write_text(json.dumps(files))
+        source.observer.find()
+        answers = [series(source.exposition()[0]) for _ in range(3)]
+
+        assert of(before, "rocmlab_gpu_process_vram_bytes")
+        for found in answers:
+            assert of(found, "rocmlab_gpu_up") == [1, 1]
+            assert of(found, "rocmlab_gpu_process_vram_bytes") == []
+        assert [record.getMessage() for record in caplog.records] == [
+            "could not read the processes on the GPUs: no answer within 0.5 s; continuing without it"
+        ]
+        source.observer.close()
 
     def test_partitions_go_with_their_card_or_with_its_mode(self, tmp_path: Path) -> None:
         """Those of another mode are not listed any more; those of a card that is missing are down, and not usable."""

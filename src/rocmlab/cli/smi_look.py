@@ -98,10 +98,13 @@ class Look:
         self._known = {device_id(device) for device in chosen}
         return chosen
 
-    def _processes(self) -> list[Row]:
+    def _processes(self) -> list[Row] | None:
         if all(device.backend == "cpu" for device in self._observer.devices):
             return []  # no GPU, no process; and the lab is not queried for nothing
-        found = [process.as_dict() for process in self._observer.processes()]
+        processes = self._observer.processes()
+        if processes is None:
+            return None
+        found = [process.as_dict() for process in processes]
         owners = [process["owner"] for process in found if (process["owner"] or {}).get("kernel_id")]
         if owners:
             by_id = {kernel.get("kernel_id"): kernel for kernel in self._ask_lab()}

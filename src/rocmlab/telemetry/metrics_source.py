@@ -31,7 +31,8 @@ class MetricsSource:
 
     def exposition(self, accept: str = "", names: str | None = None) -> tuple[bytes, str]:
         """Take a sample and return it as metrics, with their content type; names: None for its own."""
-        snapshot = replace(self.observer.samples(), processes=tuple(self.observer.processes()))
+        samples, processes = self.observer.samples(), self.observer.processes()
+        snapshot = replace(samples, processes=None if processes is None else tuple(processes))
         there = {device_id(device): device for device in self.observer.devices}
         devices = list((there | {name: gone for name, gone in self._seen.items() if name not in there}).values())
         return metrics.exposition(snapshot, devices, names=names or self._names, accept=accept, root=self.observer.root)

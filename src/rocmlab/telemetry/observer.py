@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+from rocmlab.base.background import BackgroundReader
 from rocmlab.devices import Device
 from rocmlab.telemetry.attribution import attribute
 from rocmlab.telemetry.model import GpuProcess, Snapshot
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rocmlab.telemetry.owners import Source
+
+PROCESSES_SECONDS = 2.0  # for the processes to be found; a driver that hangs may never list them
 
 
 class Observer:
@@ -48,7 +51,8 @@ class Observer:
         self._discover_seconds, self._fresh_seconds, self._clock = discover_seconds, fresh_seconds, clock
         self._found_at = float("-inf")
         self._sampler: Sampler | None = None
-        self._pid = 0  # of the process that made the sampler, whose threads a fork does not have
+        self._background = BackgroundReader(PROCESSES_SECONDS)
+        self._pid = 0  # of the process that made these two, whose threads a fork does not have
         self._latest: dict[str, tuple[float, Any]] = {}
         self._lock = threading.RLock()
 
@@ -66,16 +70,27 @@ class Observer:
         with self._lock:
             if self._discover_seconds is not None and self._clock() - self._found_at >= self._discover_seconds:
                 self.find()
-            found: Snapshot = self._fresh("samples", lambda: self._own_sampler().read())
+            if not self._is_fresh("samples"):
+                snapshot = self._own_sampler().read()
+                self._latest["samples"] = (self._clock(), snapshot)
+            found: Snapshot = self._latest["samples"][1]
             return found
 
-    def processes(self) -> list[GpuProcess]:
-        """Return the processes on the devices."""
+    def processes(self) -> list[GpuProcess] | None:
+        """Return the processes on the devices; None where the driver does not list them in time.
+
+        They are found in a thread and without the lock, so that the devices are read meanwhile.
+        """
         with self._lock:
-            found: list[GpuProcess] = self._fresh(
-                "processes", lambda: attribute(self.devices, self.root, self._sources)
-            )
-            return found
+            self._own_sampler()
+            background, devices = self._background, self.devices
+            if self._is_fresh("processes"):
+                kept: list[GpuProcess] | None = self._latest["processes"][1]
+                return kept
+        found = background.now("the processes on the GPUs", lambda: attribute(devices, self.root, self._sources))
+        with self._lock:
+            self._latest["processes"] = (self._clock(), found)
+        return found
 
     def hanging(self) -> list[str]:
         """Return the devices, by `device_id`, whose reading has not come back."""
@@ -90,13 +105,11 @@ class Observer:
             self._latest.clear()
 
     def _own_sampler(self) -> Sampler:
-        if self._sampler is None or self._pid != os.getpid():
-            self._sampler, self._pid = Sampler(self.devices, self.root), os.getpid()
+        if self._pid != os.getpid():
+            self._sampler, self._background, self._pid = None, BackgroundReader(PROCESSES_SECONDS), os.getpid()
+        if self._sampler is None:
+            self._sampler = Sampler(self.devices, self.root)
         return self._sampler
 
-    def _fresh(self, name: str, read: Callable[[], object]) -> Any:  # noqa: ANN401
-        """Return the latest answer if it is not too old, else a new one."""
-        if name not in self._latest or self._clock() - self._latest[name][0] >= self._fresh_seconds:
-            answer = read()
-            self._latest[name] = (self._clock(), answer)
-        return self._latest[name][1]
+    def _is_fresh(self, name: str) -> bool:
+        return name in self._latest and self._clock() - self._latest[name][0] < self._fresh_seconds

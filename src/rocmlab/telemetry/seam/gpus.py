@@ -60,13 +60,13 @@ class Gpus:
         return device.pci_address is not None and not os.path.exists(self.root / PCI / device.pci_address)
 
     def processes(self, device: Device) -> list[GpuProcess]:
-        """Return the compute processes on a GPU."""
+        """Return the compute processes on a GPU; none where the driver does not list them."""
         name = device_id(device)
-        return [process for process in self._observer.processes() if process.device == name]
+        return [process for process in self._observer.processes() or () if process.device == name]
 
     def process(self, pid: int) -> GpuProcess | None:
         """Return a process by the number under which it is shown; None if it computes on no GPU."""
-        found, by_pid = self._observer.processes(), self._listed[1]
+        found, by_pid = self._observer.processes() or [], self._listed[1]
         if found is not self._listed[0]:
             by_pid = {self.shown_pid(process): process for process in found}
             self._listed = (found, by_pid)
