@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,25 @@ class TestSummary:
         (found,) = summarise(read(path))
 
         assert (found.seconds, found.mean_power_watts, found.energy_joules) == (3600, 90, None)
+
+    def test_the_memory_of_an_apu_is_where_its_models_live(self, tmp_path: Path) -> None:
+        """Not its carve-out, in the summary and in the plot; of a file from before `pool` was written it is VRAM."""
+        device = replace(CARD, is_apu=True, pool="gtt")
+        used = ((1 << 28, 3 << 30), (1 << 29, 5 << 30))
+        path = write(
+            tmp_path / "a",
+            *(Sample(1.0 + at, vram_used_bytes=vram, gtt_used_bytes=gtt) for at, (vram, gtt) in enumerate(used)),
+            device=device,
+        )
+        older = tmp_path / "b"
+        older.write_text(path.read_text().replace('"pool":"gtt"', '"other":1'))
+
+        found, of_older = read(path), read(older)
+
+        assert [one.peak_vram_bytes for one in (*summarise(found), *summarise(of_older))] == [5 << 30, 1 << 29]
+        assert "memory" in str(draw(found, "a"))
+        assert "VRAM" not in str(draw(found, "a"))
+        assert "VRAM" in str(draw(of_older, "b"))
 
 
 class TestPlots:

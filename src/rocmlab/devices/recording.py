@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from io import FileIO
     from typing import Any
 
-__all__ = ["Recorder", "Recording", "Summary", "device_id", "integral", "read", "series", "summarise"]
+__all__ = ["Recorder", "Recording", "Summary", "device_id", "integral", "memory_field", "read", "series", "summarise"]
 VERSION = 1
 LINE_BYTES = 65536  # most that a line may have
 
@@ -44,7 +44,7 @@ class Recorder:
         self.path = path
         self._lock = threading.Lock()
         self._file: FileIO = path.open("wb", buffering=0)
-        names = ("backend", "index", "name", "gfx", "pci_address", "vram_bytes")
+        names = ("backend", "index", "name", "gfx", "pci_address", "vram_bytes", "pool")
         self._write(
             {
                 "rocmlab_samples": VERSION,
@@ -179,7 +179,7 @@ class Summary:
     seconds: float  # between the first and the last reading
     mean_busy_percent: float | None
     max_busy_percent: float | None
-    peak_vram_bytes: int | None  # of the host's memory where the device is the CPU
+    peak_vram_bytes: int | None  # of the memory that `memory_field` names
     mean_power_watts: float | None
     energy_joules: float | None
 
@@ -190,7 +190,7 @@ def summarise(recording: Recording) -> list[Summary]:
     for device, samples in recording.samples.items():
         busy = series(samples, "busy_percent")
         power = series(samples, "power_watts")
-        memory = series(samples, "gtt_used_bytes" if device == "cpu" else "vram_used_bytes")
+        memory = series(samples, memory_field(recording, device))
         power_area = integral(power)
         times = [float(sample["time_seconds"]) for sample in samples]
         energy = recording.energy_joules.get(device, power_area.area if power_area.seconds else None)
@@ -207,6 +207,16 @@ def summarise(recording: Recording) -> list[Summary]:
             )
         )
     return found
+
+
+def memory_field(recording: Recording, device: str) -> str:
+    """Return the field of the memory that models take of a device: of an APU mostly the host's, as of the CPU.
+
+    A job's file has VRAM alone, and one of an earlier version does not name the pool: then it is VRAM.
+    """
+    is_of_host = device == "cpu" or recording.devices[device].get("pool") == "gtt"
+    has_it = any("gtt_used_bytes" in sample for sample in recording.samples[device])
+    return "gtt_used_bytes" if is_of_host and has_it else "vram_used_bytes"
 
 
 def series(samples: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:

@@ -10,7 +10,7 @@ import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rocmlab.devices.recording import Recording, series
+from rocmlab.devices.recording import Recording, memory_field, series
 
 WIDTH, PANEL_HEIGHT, GAP, LEFT, TOP, BOTTOM = 440, 62, 16, 66, 8, 20  # pixels
 POINTS = 240  # of a line; of more, means are drawn
@@ -30,12 +30,10 @@ class _Panel(NamedTuple):
     most: float | None  # upper end of its axis; None: what there is
 
 
-PANELS = (
-    _Panel("busy %", "busy_percent", 1.0, 100.0),
-    _Panel("VRAM GiB", "vram_used_bytes", GIBIBYTE, None),
-    _Panel("power W", "power_watts", 1.0, None),
-)
-OF_THE_CPU = (PANELS[0], _Panel("memory GiB", "gtt_used_bytes", GIBIBYTE, None))
+BUSY = _Panel("busy %", "busy_percent", 1.0, 100.0)
+VRAM = _Panel("VRAM GiB", "vram_used_bytes", GIBIBYTE, None)
+MEMORY = _Panel("memory GiB", "", GIBIBYTE, None)  # that of each device which `memory_field` names
+POWER = _Panel("power W", "power_watts", 1.0, None)
 
 
 def draw(recording: Recording, title: str) -> str | None:
@@ -45,10 +43,11 @@ def draw(recording: Recording, title: str) -> str | None:
         return None
     begin, seconds = min(times), max(times) - min(times)
     panels, top = [], TOP
-    for panel in OF_THE_CPU if set(recording.samples) == {"cpu"} else PANELS:
+    memory = {device: memory_field(recording, device) for device in recording.samples}
+    for panel in (BUSY, VRAM if set(memory.values()) == {VRAM.field} else MEMORY, POWER):
         lines = [
-            [(moment - begin, value / panel.scale) for moment, value in series(samples, panel.field)]
-            for samples in recording.samples.values()
+            [(moment - begin, value / panel.scale) for moment, value in series(samples, panel.field or memory[device])]
+            for device, samples in recording.samples.items()
         ]
         if any(len(line) > 1 for line in lines):
             panels.append(_panel(panel, lines, seconds, top))
