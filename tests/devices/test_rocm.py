@@ -236,6 +236,26 @@ class TestIdentity:
         assert (device.link_width, device.link_width_max) == (4, 16)
         assert sample(device, root).link_width == 4
 
+    @pytest.mark.parametrize(
+        ("lanes", "speed", "most"), [("8", "8.0 GT/s PCIe", (8, 8.0)), ("32", "64.0 GT/s PCIe", (16, 16.0))]
+    )
+    def test_the_most_of_a_link_is_what_card_and_slot_have(
+        self, tmp_path: Path, lanes: str, speed: str, most: tuple[int, float]
+    ) -> None:
+        """A slot with fewer lanes or an older PCIe limits the card; a better one or an unknown one does not."""
+        root = write_host(tmp_path, gpus=1)
+        port = (root / f"sys/bus/pci/devices/{Rocm().discover(root)[0].pci_address}").resolve().parent
+        (port / "max_link_width").write_text(f"{lanes}\n")
+        (port / "max_link_speed").write_text(f"{speed}\n")
+
+        (device,) = Rocm().discover(root)
+        (port / "max_link_width").unlink()
+        (port / "max_link_speed").write_text("Unknown\n")
+        (alone,) = Rocm().discover(root)
+
+        assert (device.link_width_max, device.link_speed_max_gts) == most
+        assert (alone.link_width_max, alone.link_speed_max_gts) == (16, 16.0)
+
     def test_a_simulated_host_says_so(self, tmp_path: Path) -> None:
         """Whatever is read below another root than `/` is marked simulated, the CPU included."""
         root = make_host(tmp_path, Gpu(1, 0x0300, 128))

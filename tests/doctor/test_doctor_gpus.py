@@ -189,6 +189,18 @@ def test_a_card_in_the_wrong_slot(look: Looker) -> None:
     assert "2.5 of 16.0 GT/s" in silent(look(), "pcie.link").evidence[0]
 
 
+def test_a_slot_with_fewer_lanes_than_the_card(tmp_path: Path) -> None:
+    """All lanes that card and slot have in common are in use, and the card could have more in another slot."""
+    root = write_host(tmp_path / "host", gpus=1)
+    folder = (root / "sys/bus/pci/devices/0000:03:00.0").resolve()
+    for name in ("current_link_width", "../current_link_width", "../max_link_width"):
+        (folder / name).write_text("4\n")
+
+    found = fires(Looker(root, tmp_path / "project")(), "pcie.link", WARNS)
+
+    assert "4 of its 16 PCIe lanes" in found.problem.what
+
+
 def test_a_small_window_into_the_memory(look: Looker) -> None:
     """256 MiB of 24 GiB warn, all of it does not."""
     folder = "sys/class/drm/renderD128/device"

@@ -130,16 +130,21 @@ def link_folder(folder: str) -> str:
     Newer cards carry a PCIe switch of their own: the GPU's link ends at that switch and always runs at full speed, so
     the link that matters is that of the outermost bridge made by AMD's graphics side (vendor 1002).
     """
-    try:
-        parent = os.path.dirname(os.path.realpath(folder))
-    except (OSError, ValueError):
-        return folder
+    parent = _parent(folder)
     while PCI_ADDRESS.fullmatch(os.path.basename(parent)):
         is_bridge = (roots.read_text(f"{parent}/class") or "").startswith(BRIDGE_CLASS)
         if not is_bridge or _hexadecimal(f"{parent}/vendor") != AMD:
             break
         folder, parent = parent, os.path.dirname(parent)
     return folder
+
+
+def _parent(folder: str) -> str:
+    """Return the folder of what a device is plugged into; its own where that is not known."""
+    try:
+        return os.path.dirname(os.path.realpath(folder))
+    except (OSError, ValueError):
+        return folder
 
 
 def is_asleep(card: Card) -> bool:
@@ -150,17 +155,29 @@ def is_asleep(card: Card) -> bool:
 def link(card: Card) -> dict[str, int | float | None]:
     """Return width (lanes) and speed (GT/s) of a card's PCIe link, now and at most; nothing while it is suspended.
 
-    The kernel resumes a card to read its link.
+    The most is what both the card and its slot (the port above it) have. The kernel resumes a card to read its link.
     """
     if is_asleep(card):
         return {}
     folder = link_folder(card.folder)
+    port = _parent(folder)
     return {
         "link_width": _lanes(f"{folder}/current_link_width"),
-        "link_width_max": _lanes(f"{folder}/max_link_width"),
+        "link_width_max": _least(*(_lanes(f"{end}/max_link_width") for end in (folder, port))),
         "link_speed_gts": gigatransfers(roots.read_text(f"{folder}/current_link_speed") or ""),
-        "link_speed_max_gts": gigatransfers(roots.read_text(f"{folder}/max_link_speed") or ""),
+        "link_speed_max_gts": _least(
+            *(gigatransfers(roots.read_text(f"{end}/max_link_speed") or "") for end in (folder, port))
+        ),
     }
+
+
+def own_lanes(root: Path, address: str) -> int | None:
+    """Return how many PCIe lanes the card at this address has, whatever its slot has."""
+    return _lanes(f"{link_folder(f'{root}/sys/bus/pci/devices/{address}')}/max_link_width")
+
+
+def _least(of_card: float | None, of_slot: float | None) -> float | None:
+    return of_card if of_card is None or of_slot is None else min(of_card, of_slot)
 
 
 def _lanes(path: str) -> int | None:

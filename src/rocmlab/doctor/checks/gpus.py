@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rocmlab.devices import Device, cpu, products
+from rocmlab.devices import Device, cards, cpu, products
 from rocmlab.devices.rocm import DeniedNodes
 from rocmlab.devices.visibility.overrides import OVERRIDE, node_numbers, override_of
 from rocmlab.doctor.model import BLOCKS, CONTAINER, HOST, WARNS, Verdict, blocks, check, note, ok, skip, warns
@@ -248,20 +248,23 @@ def _gib(count: int | None) -> str:
 )
 def link(s: Situation) -> Verdict:
     """Compare widths."""
-    cards = [gpu for gpu in _one_per_card(s.chosen) if gpu.link_width and gpu.link_width_max]
-    if not cards:
+    lanes = [
+        (gpu, gpu.link_width, cards.own_lanes(s.root, gpu.pci_address or "") or gpu.link_width_max)
+        for gpu in _one_per_card(s.chosen)
+    ]
+    known = [(gpu, width, most) for gpu, width, most in lanes if width and most]
+    if not known:
         return skip("no GPU reports its PCIe width")
     seen = [
-        f"{gpu.pci_address}: x{gpu.link_width} of x{gpu.link_width_max}, {gpu.link_speed_gts or '?'} of "
-        f"{gpu.link_speed_max_gts or '?'} GT/s"
-        for gpu in cards
+        f"{gpu.pci_address}: x{width} of x{most}, {gpu.link_speed_gts or '?'} of {gpu.link_speed_max_gts or '?'} GT/s"
+        for gpu, width, most in known
     ]
-    narrow = [gpu for gpu in cards if (gpu.link_width or 0) < (gpu.link_width_max or 0)]
+    narrow = [(gpu, width, most) for gpu, width, most in known if width < most]
     if not narrow:
         return ok(*seen)
-    worst = narrow[0]
+    worst, width, most = narrow[0]
     return warns(
-        f"the GPU at {worst.pci_address} has {worst.link_width} of its {worst.link_width_max} PCIe lanes",
+        f"the GPU at {worst.pci_address} has {width} of its {most} PCIe lanes",
         "the slot has fewer lanes, shares them with another, or the card does not sit well",
         f"sudo lspci -vv -s {worst.pci_address} | grep -E 'LnkCap|LnkSta'      # what card and slot can, and do\n"
         "then another slot, or seat the card again",
