@@ -364,9 +364,9 @@ class TestLink:
         """The unit is part of the text."""
         assert cards.gigatransfers(text) == speed
 
-    @pytest.mark.parametrize("text", ["0\n", "255\n", "-1\n", "Unknown\n"])
+    @pytest.mark.parametrize("text", ["0\n", "63\n", "255\n", "-1\n", "Unknown\n"])
     def test_no_link_is_known(self, host: Path, text: str) -> None:
-        """The kernel's words for no link are not widths."""
+        """The kernel's words for no link are not widths; 63 is what all bits of a dead card are."""
         write(host, {"current_link_width": text})
 
         assert sampled(host).link_width is None

@@ -61,7 +61,7 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "highest hertz": (1, 20_000_000_000),
     "volts": (1e-3, 10),
     "rpm": (0, 100_000),
-    "width": (1, 64),
+    "width": (1, 32),  # 63 is what a dead device answers
     "gts": (1, 1000),
     "replays": (0, (1 << 64) - 1),
 }
