@@ -340,10 +340,12 @@ class TestProcesses:
         assert "host PID" in self._lines(unseen)[0]
 
     def test_no_process_and_not_knowing_are_different(self) -> None:
-        """An empty list is not the same as no list."""
+        """An empty list is not the same as no list; of AMD GPUs it lacks those with little memory."""
         view = _made(RADEON, Sample(0.0))
+        nvidia = _made(replace(RADEON, backend="cuda"), Sample(0.0))
 
-        assert _text(view)[-1] == "no process uses a GPU"
+        assert _text(view)[-1] == "no process has 64 MiB or more of a GPU"
+        assert _text(nvidia)[-1] == "no process uses a GPU"
         assert _text(replace(view, processes=None))[-1] == "what runs on the GPUs is not known"
 
     @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rocmlab.devices.processes import MIN_BYTES
 from rocmlab.telemetry.smi_cells import GIB, UNKNOWN, number
 from rocmlab.telemetry.smi_text import clean, cut, cut_start, pad, width
 
@@ -33,7 +34,9 @@ def table(processes: Sequence[Row], devices: Sequence[Row], columns: int) -> lis
         columns: the width of the screen.
     """
     if not processes:
-        return [[("no process uses a GPU", "dim")]]
+        is_limited = any(device["backend"] == "rocm" for device in devices)
+        does = f"has {MIN_BYTES >> 20} MiB or more of" if is_limited else "uses"
+        return [[(cut(f"no process {does} a GPU", columns), "dim")]]
     order = {device["id"]: place for place, device in enumerate(devices)}
     labels = {device["id"]: number(device) for device in devices}
     found = sorted(
