@@ -246,6 +246,12 @@ class TestDevices:
         assert f"  {hidden}: not usable: hidden by HIP_VISIBLE_DEVICES={mask}" in lines
         assert not any("no reading" in line for line in lines)
 
+    def test_a_gpu_without_a_driver_has_no_reading(self, tmp_path: Path) -> None:
+        """The PCIe link, which belongs to the bus, is not one."""
+        lines = _text(_view(write_host(tmp_path / "host", gpus=1, faults=["no-driver"])), 140)
+
+        assert "no reading" in _row(lines, "HIP -")
+
     def test_a_gpu_that_cannot_be_used_says_why(self, tmp_path: Path) -> None:
         """Its values are shown all the same; HIP has no number for it, so its address names it."""
         root = write_host(tmp_path / "host", gpus=3, faults=["unreadable-node:1"])  # which stops KFD for all of them

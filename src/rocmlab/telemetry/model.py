@@ -11,7 +11,10 @@ TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["GpuProcess", "Owner", "Snapshot", "device_id", "is_up"]
+__all__ = ["NO_ANSWER", "GpuProcess", "Owner", "Snapshot", "device_id", "is_up"]
+
+# Fields of a Sample that are no answer of the device: the PCIe link belongs to the bus, and is there without a driver.
+NO_ANSWER = ("time_seconds", "is_asleep", "link_width", "link_speed_gts")
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,9 @@ class Snapshot:
 
 
 def is_up(device: Device, sample: Sample | None) -> bool | None:
-    """Return whether a device answers; None for a partition that is there, and has no sensors of its own.
-
-    The PCIe link is no answer: it belongs to the bus, and can be read without the driver.
-    """
+    """Return whether a device answers; None for a partition that is there, and has no sensors of its own."""
     if sample is None:
         return False
     if device.partition:
         return None
-    unread = ("time_seconds", "is_asleep", "link_width", "link_speed_gts")
-    return sample.is_asleep or any(value is not None for name, value in vars(sample).items() if name not in unread)
+    return sample.is_asleep or any(value is not None for name, value in vars(sample).items() if name not in NO_ANSWER)

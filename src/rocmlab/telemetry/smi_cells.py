@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rocmlab.telemetry.model import NO_ANSWER
 from rocmlab.telemetry.smi_text import clean
 
 TYPE_CHECKING = False  # `typing` itself would cost milliseconds at each start
@@ -202,4 +203,4 @@ def partition(device: Row) -> Span:
 
 def has_reading(sample: Row) -> bool:
     """Return whether a device reported any value."""
-    return any(value is not None for key, value in sample.items() if key not in ("time_seconds", "is_asleep"))
+    return any(value is not None for key, value in sample.items() if key not in NO_ANSWER)
