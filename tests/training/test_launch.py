@@ -365,6 +365,14 @@ def test_devices_must_be_said_once(script):
             launch.run(script(""), **wrong)
 
 
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize("wrong", [{"processes": -2}, {"processes": 1, "restarts": -1}], ids=["processes", "restarts"])
+def test_a_negative_number_is_an_error(script, wrong):
+    """It would start nothing, which is no success."""
+    with pytest.raises(RocmlabError, match="negative"):
+        launch.run(script(""), **wrong)
+
+
 def test_interpreter_comes_from_the_kernelspec(tmp_path, monkeypatch):
     """The first kernelspec on JUPYTER_PATH gives interpreter and environment."""
     write_kernel(tmp_path / "a", "torch", "/opt/torch/bin/python", {"KERAS_BACKEND": "torch"})

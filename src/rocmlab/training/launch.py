@@ -50,11 +50,17 @@ def run(
 
     Raises:
         RocmlabError: a process failed (with its last lines), the time was up, the GPUs are of different kinds or
-            cannot communicate, or PyTorch is not installed.
+            cannot communicate, PyTorch is not installed, or a number is negative.
     """
     if bool(processes) == bool(gpus):
         raise RocmlabError(
             "pass either processes or gpus", "a run is on the CPU or on GPUs", "run(script, processes=2)"
+        )
+    if (processes or 0) < 0 or restarts < 0:
+        raise RocmlabError(
+            f"processes={processes}, restarts={restarts}: neither can be negative",
+            "nothing would run",
+            "run(script, processes=2, restarts=0)",
         )
     count = len(gpus) if gpus else int(processes or 0)
     torch = interpreters.find("torch")
