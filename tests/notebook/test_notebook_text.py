@@ -39,6 +39,10 @@ def shown(*texts: str) -> str:
         ("\x1b[?25lbusy\x1b[?25h", "busy"),
         ("\x1b[31mred\x1b[0m\n", "\x1b[31mred\x1b[0m\n"),
         ("\r\x1b[31m 1%\x1b[0m\r\x1b[31m99%\x1b[0m", "\x1b[31m99%\x1b[0m"),
+        ("\x1b[36m\r|", "\x1b[36m|"),
+        ("\x1b[36m\r|\r/\r-", "-"),
+        ("\x1b[36m\x1b[1m\r\x1b[2Cx", "\x1b[36m\x1b[1m  x"),
+        ("\x1b[36m\b|", "\x1b[36m|"),
         ("\x1b[3Cx\x1b[1Gy", "y  x"),
     ],
 )

@@ -13,6 +13,7 @@ CONTROL = re.compile(r"(\r|\n|\x08|\x1b\[[0-9;?]*[ -/]*[@-~])")
 SPECIAL = re.compile(r"[\r\x08\x1b]")
 UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*)?$")  # a sequence whose end comes with the next text
 CELL = re.compile(r"(?:\x1b\[[0-9;]*m)*[^\x1b](?:(?:\x1b\[[0-9;]*m)+$)?|\x1b")
+COLOURS = re.compile(r"(?:\x1b\[[0-9;]*m)*")
 REACH_LINES = 50  # how far up the cursor can go
 MAX_LINE = 100_000
 WIDEST = 10_000  # columns that a move to the right may reach
@@ -115,6 +116,8 @@ class Screen:
 
     def _cells(self) -> list[str]:
         line = self._lines[self._row]
+        if COLOURS.fullmatch(line):
+            return []  # what has no character takes no cell
         return CELL.findall(line) if "\x1b" in line else list(line)
 
     def _at(self) -> int:
@@ -125,9 +128,10 @@ class Screen:
             self._lines[self._row] += text
             return
         cells, column = self._cells(), self._column
+        colours = "" if cells else self._lines[self._row]
         cells += [" "] * (column - len(cells))
         cells[column : column + len(text)] = list(text)
-        self._lines[self._row] = "".join(cells)
+        self._lines[self._row] = colours + "".join(cells)
         self._column = column + len(text)
         if self._column >= len(cells):
             self._column = None
