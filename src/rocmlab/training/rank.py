@@ -3,25 +3,43 @@
 Ranks find each other through a store of keys and values. PyTorch's own for `env://` is a TCP server on all interfaces,
 without a password; here it is a file in a folder that only this user can open, for all ranks are on this machine.
 
-Once the script is over nothing of value is left to do, and the libraries' threads sometimes fail while the process
-shuts down ("terminate called without an active exception", from gloo, once in some dozens of runs): a
-training that had succeeded would count as failed. It imports nothing of rocmlab, for it runs in PyTorch's environment.
+Once the script is over, its threads end, its atexit functions run and its files are written, as by itself. The rest of
+the shutdown is skipped: the libraries' threads sometimes fail in it ("terminate called without an active exception",
+from gloo, once in some dozens of runs), or wait for ever for the interpreter's lock, and a training that had succeeded
+would count as failed. It imports nothing of rocmlab, for it runs in PyTorch's environment.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
 import importlib.util
+import io
 import os
-import runpy
 import sys
+import threading
 import time
 import traceback
+import types
 import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
 MODULE = "torch.distributed.rendezvous"
+END_SECONDS = 30.0  # for threads and atexit functions of a script that failed: the others wait for ranks that are gone
 Make = Callable[[int, int], Any]  # of how many meetings of this process it is, and of how many ranks: a Store
+
+
+def run() -> None:
+    """Run `main`, and end this process when the script's threads and atexit functions have ended."""
+    codes = [1]
+    atexit.register(lambda: _leave(codes[-1]))  # the first to be registered is the last to run
+    codes.append(main())
+    if codes[-1]:
+        limit = threading.Timer(END_SECONDS, os._exit, codes[-1:])
+        limit.daemon = True
+        limit.start()
 
 
 def main() -> int:
@@ -31,7 +49,7 @@ def main() -> int:
     sys.argv = sys.argv[1:]
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        _execute(sys.argv[0])
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             if end.code:
@@ -45,6 +63,35 @@ def main() -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _execute(path: str) -> None:
+    """Execute a script as `__main__`, which it stays: a thread may still pickle objects of its classes."""
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    sys.modules["__main__"] = module
+    with io.open_code(os.path.abspath(path)) as file:
+        program = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(program, module.__dict__)
+
+
+def _leave(code: int) -> None:
+    """Write what open files still hold back, as the interpreter's shutdown would, and end this process without that.
+
+    Those of Python's own kinds are flushed, others closed, such as gzip's, which write an end. Text comes first, which
+    may go into one of these.
+    """
+    files = [each for each in gc.get_objects() if issubclass(type(each), (io.TextIOBase, io.BufferedIOBase))]
+    files.sort(key=lambda each: (not issubclass(type(each), io.TextIOBase), _is_plain(each)))
+    for each in files:
+        with contextlib.suppress(Exception):  # it is closed, or its disk is full
+            if each.writable():  # one that is read may be locked by a thread that waits for input
+                each.flush() if _is_plain(each) else each.close()
+    os._exit(code)
+
+
+def _is_plain(file: object) -> bool:
+    return type(file).__module__ == "_io"
 
 
 def use_store(make: Make) -> None:
@@ -117,7 +164,4 @@ def _note(error: str = "") -> None:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    run()
