@@ -401,6 +401,46 @@ def test_several_inputs_autocast_and_modes(torch, fit_resident):
     assert not module.norm.training
 
 
+def test_autocast_uses_no_weights_of_before(torch, fit_resident):
+    """What steps, graphs and a callback have changed counts in the next step and the next validation."""
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    x, y = digits()
+    modules = [plain(torch).to(kind) for _side in range(2)]
+    optimizers = [torch.optim.SGD(module.parameters(), 0.2) for module in modules]
+    inputs, targets = torch.from_numpy(x).to(kind), torch.from_numpy(y).to(kind)
+    cast, loss = partial(torch.autocast, kind, torch.bfloat16), torch.nn.functional.cross_entropy
+    start, tested = plain(torch).state_dict(), []
+    for epoch in range(4):
+        for first in range(0, len(x), 16):
+            optimizers[0].zero_grad()
+            part = slice(first, first + 16)
+            with cast():
+                value = loss(modules[0](inputs[part]), targets[part])
+            value.backward()
+            optimizers[0].step()
+        with cast(), torch.no_grad():
+            tested.append(loss(modules[0](inputs), targets).item())
+        if epoch == 0:
+            modules[0].load_state_dict(start)
+    with cast():
+        trained = fit_resident(
+            modules[1],
+            x,
+            y,
+            batch_size=16,
+            epochs=4,
+            verbose=0,
+            shuffle=False,
+            validation_data=(x, y),
+            optimizer=optimizers[1],
+            loss=loss,
+            callbacks=[lambda epoch, logs: modules[1].load_state_dict(start) if epoch == 0 else None],
+        )
+
+    assert ("graphs" in trained.how) == (kind == "cuda")
+    assert trained.history["val_loss"] == pytest.approx(tested, rel=2e-3)
+
+
 @pytest.mark.usefixtures("alone")
 def test_parallel_modules_train_and_share_their_metrics(torch, fit_resident):
     """A module in DistributedDataParallel ends where the plain one does; its logs are those of all processes."""

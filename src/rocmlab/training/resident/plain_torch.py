@@ -2,7 +2,8 @@
 
 The module is called as `module(x)`, or `module(*x)` and `module(**x)` where the inputs are a list, tuple or dict.
 Under `torch.autocast` around `fit_resident` the forward pass and the loss run in it; a scaler comes in
-`torch_optimizer.Scaled`.
+`torch_optimizer.Scaled`. Steps and callbacks begin without the casts of weights that autocast keeps: the weights have
+changed since, and a graph would read the casts instead of making them.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class ModuleEngine:
         torch_store.synchronise(self._device)
         self._epochs.note(_fingerprint(self._module, self._optimizer.optimizer))
         self._optimizer.end()  # a scheduler or a callback finds its own learning rate
+        torch.clear_autocast_cache()
         return logs
 
     def evaluate(self) -> dict[str, float]:
@@ -68,6 +70,7 @@ class ModuleEngine:
         self._epochs.validate()
         logs = self._totals.read(together=_is_parallel(self._module))
         self._set_modes()
+        torch.clear_autocast_cache()
         return logs
 
     def close(self) -> None:
@@ -133,6 +136,7 @@ class Training:
 
     def __call__(self, rows: Rows, batch: int) -> None:
         """Train the rows in steps of `batch`."""
+        torch.clear_autocast_cache()
         pending: list[Any] = []
         for x, y, weight in Batches(self._tensors, rows, batch, self._row_bytes):
             self._optimizer.drop_gradients()
@@ -158,6 +162,7 @@ class Evaluation:
 
     def __call__(self, rows: Rows, batch: int) -> None:
         """Measure the rows in steps of `batch`."""
+        torch.clear_autocast_cache()
         with torch.no_grad():
             for x, y, weight in Batches(self._tensors, rows, batch, self._row_bytes):
                 outputs = call(self._module, x)
