@@ -401,6 +401,31 @@ def test_several_inputs_autocast_and_modes(torch, fit_resident):
     assert not module.norm.training
 
 
+def test_a_module_that_changes_its_input_leaves_the_arrays(torch, fit_resident):
+    """Each batch is a copy: the caller's arrays stay, and the next epoch and validation begin with the same samples."""
+    x, y = digits()
+    given, trained = x.copy(), []
+    for inplace in (False, True):
+        module = torch.nn.Sequential(torch.nn.ELU(inplace=inplace), plain(torch))
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        fit = fit_resident(
+            module,
+            given,
+            y,
+            batch_size=16,
+            epochs=3,
+            verbose=0,
+            shuffle=False,
+            validation_data=(given, y),
+            optimizer=optimizer,
+            loss=torch.nn.functional.cross_entropy,
+        )
+        trained.append(fit.history)
+
+    assert np.array_equal(given, x)
+    assert trained[0] == trained[1]
+
+
 def test_autocast_uses_no_weights_of_before(torch, fit_resident):
     """What steps, graphs and a callback have changed counts in the next step and the next validation."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"

@@ -77,10 +77,14 @@ class Store:
 
 
 class Batches:
-    """The batches of some rows: gathered together when they are small and on a GPU, else one by one."""
+    """The batches of some rows: gathered together when they are small and on a GPU, else one by one.
+
+    They are copies: a module may change its input in place, and on a CPU the tensors are the caller's arrays.
+    """
 
     def __init__(self, tensors: Tree, rows: Untyped, batch: int, row_bytes: int) -> None:
         self._rows, self._batch, self._tensors = rows, batch, tensors
+        self._are_views = isinstance(rows, slice)
         if isinstance(rows, slice):
             self._range = range(rows.start, rows.stop, batch)
             self._rows = None
@@ -94,7 +98,8 @@ class Batches:
             if start > self._range.start:
                 pace.step()
             part = slice(start, start + self._batch)
-            yield take(self._tensors, part if self._rows is None else self._rows[part])
+            taken = take(self._tensors, part if self._rows is None else self._rows[part])
+            yield tree_map(torch.clone, taken) if self._are_views else taken
 
 
 def take(tree: Tree, rows: torch.Tensor | slice) -> Tree:
