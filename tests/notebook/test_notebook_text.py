@@ -100,6 +100,25 @@ def test_too_much_text_keeps_its_start_and_its_end(tmp_path: Path, size: int) ->
     assert log.read_text() == MARK + "--- cell 3\n" + "".join(pieces)
 
 
+def test_a_log_that_cannot_be_written_ends_no_notebook(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What it lacks is reported once, and the notice in the notebook no longer promises all of the output."""
+    cell: dict = {}
+    log = tmp_path / "out.output.log"
+    outputs = CellOutputs(cell, "cell 3", Display(), 1_000, OverflowLog(log, log.name))
+    log.mkdir()
+
+    for _ in range(3):
+        outputs.take("stream", {"name": "stdout", "text": "x" * 1_000})
+    log.rmdir()
+    outputs.take("stream", {"name": "stdout", "text": "end\n"})
+    outputs.render()
+
+    assert cell["outputs"][-1]["text"].endswith("xend\n")
+    assert "out.output.log lacks a part of it (Is a directory)" in cell["outputs"][-1]["text"]
+    assert log.read_text() == MARK + "end\n"
+    assert len(caplog.records) == 1
+
+
 def test_output_without_end_does_not_become_endless_outputs() -> None:
     """Two alternating streams make an output each time; even that has a bound."""
     cell: dict = {}

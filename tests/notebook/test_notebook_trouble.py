@@ -134,6 +134,26 @@ def test_a_full_disk_does_not_hide_why_a_notebook_was_cut_short(small_disk: Path
     assert json.loads(ran.path.read_text())["cells"]
 
 
+def test_a_disk_that_is_full_meanwhile_costs_logs_alone(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log of long output and a copy of what cells print lack a part, which is reported; the notebook is whole."""
+    filler = f"filler = {str(small_disk / 'filler')!r}\n"
+    fills = (
+        "file = open(filler, 'wb', buffering=0)\ntry:\n    while True: file.write(bytes(4096))\nexcept OSError: pass\n"
+    )
+    prints = "print('x' * 20_000, flush=True)\nimport os, time; time.sleep(1)\nos.unlink(filler)"
+
+    with (small_disk / "copy").open("w") as copy:
+        ran = engine_runs.run(
+            small_disk, filler + fills, prints, "print('end')", output_bytes=2000, save_seconds=0.1, stdout_file=copy
+        )
+
+    assert ran.error is None
+    assert ran.states == ["completed"] * 3
+    assert "out.output.log lacks a part of it (No space left on device)" in ran.outputs(1)[-1]["text"]
+    assert (small_disk / "copy").read_text().endswith("end\n")
+    assert sum("lacks a part" in one.message or "passed on" in one.message for one in caplog.records) == 2
+
+
 def test_a_job_whose_notebook_cannot_be_saved_fails_and_the_next_one_runs(
     tmp_path: Path, cpu: Device, run_folder: RunFolder
 ) -> None:

@@ -5,6 +5,7 @@ papermill loads this module while it is being imported itself, so nothing of pap
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -257,8 +258,9 @@ def _overflow_log(target: Path | None, output_path: str | None) -> OverflowLog:
 
 
 def _to_stderr(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # it may be a file, and its disk full
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _log(output: dict[str, Any]) -> None:

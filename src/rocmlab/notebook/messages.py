@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 import zmq
 
@@ -51,6 +51,7 @@ class Messages:
         self.is_subscribed = False  # whether its output can be heard
         self.last_beat = time.monotonic()  # when it has last shown that it lives
         self.final_output = ""  # the end of what its process has printed
+        self._has_lost = False  # whether a stream of the caller lacks something
         self._kernel = running
         self._options = options
         for each in (self.channels.iopub, self.channels.shell, self.channels.heartbeat):
@@ -149,10 +150,19 @@ class Messages:
         if message.kind == "stream":
             stream = self._options.stdout if message.content["name"] == "stdout" else self._options.stderr
             if stream is not None:
-                stream.write(message.content["text"])
-                stream.flush()
+                self._pass_on(message.content["text"], stream)
         if self._options.show is not None:
             self._options.show({"output_type": message.kind, **message.content})
+
+    def _pass_on(self, text: str, stream: TextIO) -> None:
+        """Write what a cell prints to a stream of the caller; one that fails, as on a full disk, ends no notebook."""
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError as err:
+            if not self._has_lost:
+                self._options.warn(f"a part of what cells print could not be passed on: {err}")
+            self._has_lost = True
 
     def _take_heartbeats(self) -> None:
         with contextlib.suppress(zmq.Again):

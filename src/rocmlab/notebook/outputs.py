@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 from rocmlab.base import private
 from rocmlab.notebook.terminal import SPECIAL, Screen
+
+log = logging.getLogger("rocmlab")
 
 Output = dict[str, Any]
 Content = Mapping[str, Any]
@@ -27,14 +30,27 @@ class OverflowLog:
     def __init__(self, path: Path | None, shown_as: str) -> None:
         self.path = path  # None: someone else keeps everything anyway
         self.shown_as = shown_as  # how the notebook calls it
+        self.fault: OSError | None = None  # why it lacks something; None if it has everything
 
     def write(self, text: str) -> None:
-        """Add text."""
-        if self.path is not None and text:
+        """Add text, or drop what a full disk does not take: a log is not worth a notebook."""
+        if self.path is None or not text:
+            return
+        try:
             with open(
                 self.path, "a", encoding="utf-8", errors="backslashreplace", newline="", opener=private.create
             ) as file:
                 file.write(text if file.tell() else MARK + text)
+        except OSError as err:
+            if self.fault is None:
+                log.warning("%s lacks a part of the output: %s", self.path, err)
+            self.fault = err
+
+    def sentence(self) -> str:
+        """Return where the output is, for the notebook; empty where it has no name."""
+        if self.fault is not None:
+            return f", {self.shown_as} lacks a part of it ({self.fault.strerror})"
+        return f", all of it is in {self.shown_as}" if self.shown_as else ""
 
     @staticmethod
     def made(path: Path) -> bool:
@@ -104,8 +120,9 @@ class CellOutputs:
         for output, screen in self._tails.values():
             megabytes = screen.dropped_bytes / 1e6
             left_out = f"{megabytes:.1f} MB are omitted here" if screen.dropped_bytes else "what follows is the end"
-            where = f", all of it is in {self._overflow_log.shown_as}" if self._overflow_log.shown_as else ""
-            output["text"] = f"\n[rocmlab: too much output; {left_out}{where}]\n" + screen.text()
+            output["text"] = (
+                f"\n[rocmlab: too much output; {left_out}{self._overflow_log.sentence()}]\n" + screen.text()
+            )
 
     def _stream(self, content: Content) -> None:
         name, text = str(content["name"]), str(content["text"])
