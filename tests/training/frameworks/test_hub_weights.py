@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,8 +15,12 @@ from pathlib import Path
 import pytest
 
 import rocmlab
+from rocmlab.base.errors import RocmlabError
+from rocmlab.training.datasets import hub
 
-pytest.importorskip("huggingface_hub", reason="huggingface_hub comes with transformers, in the kernel torch")
+huggingface_hub = pytest.importorskip(
+    "huggingface_hub", reason="huggingface_hub comes with transformers, in the kernel torch"
+)
 pytestmark = [
     pytest.mark.frameworks,
     pytest.mark.skipif(os.environ.get("KERAS_BACKEND", "torch") != "torch", reason="run it with KERAS_BACKEND=torch"),
@@ -49,6 +54,9 @@ class Hub(BaseHTTPRequestHandler):
 
     def _answer(self, with_body):
         file = self.path.rsplit("/", 1)[-1]
+        if "tiny/busy" in self.path:
+            self.send_error(503)
+            return
         if self.path.startswith("/api/models/tiny/bert/revision/"):
             siblings = [{"rfilename": name} for name in CONTENT]
             body = json.dumps({"id": "tiny/bert", "sha": REVISION, "siblings": siblings}).encode()
@@ -117,3 +125,24 @@ def test_a_model_that_the_hub_does_not_have_is_an_error(endpoint, tmp_path):
 
     assert done.returncode == 1
     assert "model='tiny/brt' was not found on the Hugging Face Hub" in done.stderr
+
+
+def test_an_answer_of_the_hub_is_named(endpoint, tmp_path):
+    """One that answers can be reached: the message has the status."""
+    done = ask("tiny/busy", endpoint, tmp_path)
+
+    assert done.stdout.startswith("tiny/busy: the Hugging Face Hub answered with status 503; minilm"), done.stderr
+
+
+def test_a_folder_that_cannot_keep_the_model_is_an_error(monkeypatch):
+    """A full disk is named, and the model is not replaced."""
+
+    def full(*_arguments, **_options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", full)
+
+    with pytest.raises(RocmlabError, match="tiny/bert cannot be kept in ") as caught:
+        hub.pretrained("tiny/bert")
+
+    assert "No space left on device" in caught.value.problem.why

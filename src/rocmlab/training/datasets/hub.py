@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from rocmlab.training.datasets.loaders import minilm, model_folder
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # bert-base-uncased, or owner/name
 FILES = ("*.json", "*.txt", "*.model", "*.safetensors")
 SUBSTITUTE = "minilm"
+# Errors of the folder that keeps the models; others are the network's.
+LOCAL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
 def pretrained(model: str, share: Path | None = None, progress: Progress | None = None) -> tuple[str, Path | None]:
@@ -25,33 +28,46 @@ def pretrained(model: str, share: Path | None = None, progress: Progress | None 
     for example `bert-base-uncased`.
 
     Raises:
-        RocmlabError: the weights are not available, or the Hub has no such model.
+        RocmlabError: the weights are not available, the Hub has no such model, or HF_HOME cannot be written.
     """
     is_folder = (Path(model).expanduser() / "config.json").is_file()
     if is_folder or model in ("minilm", "bert-base-random") or not NAME.fullmatch(model):
         return model, model_folder(model, share, progress)
-    folder = download(model)
+    folder, why = download(model)
     if folder is not None:
         return model, folder
     if progress is not None:
-        progress(
-            f"{model}: the Hugging Face Hub cannot be reached from here; {SUBSTITUTE}, a small BERT, is used instead"
-        )
+        progress(f"{model}: {why}; {SUBSTITUTE}, a small BERT, is used instead")
     return SUBSTITUTE, minilm(share, progress=progress)
 
 
-def download(name: str) -> Path | None:
-    """Return the folder of a model of the Hub; None if that cannot be reached, an error if it gives no such model."""
-    from huggingface_hub import snapshot_download
+def download(name: str) -> tuple[Path | None, str]:
+    """Return the folder of a model of the Hub, or None and why that gives nothing; an error if it has no such model."""
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(FILES)))
+        return Path(snapshot_download(name, allow_patterns=list(FILES))), ""
     except RepositoryNotFoundError as err:  # also a gated one, or one that is private
         raise RocmlabError(
             f"model={name!r} was not found on the Hugging Face Hub",
             str(err).splitlines()[0],
             "check its name; a model with a licence to accept or a private one needs HF_TOKEN",
         ) from err
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
-        return None
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as err:
+        if getattr(err, "errno", None) in LOCAL:
+            raise RocmlabError(
+                f"{name} cannot be kept in {constants.HF_HUB_CACHE}",
+                str(err),
+                "make room there, or set HF_HOME to a folder that you may write",
+            ) from err
+        return None, _reason(err)
+
+
+def _reason(err: BaseException) -> str:
+    """Return why the Hub gave nothing: its answer, also where that only caused the error, or that there was none."""
+    for each in (err, err.__cause__):
+        status = getattr(getattr(each, "response", None), "status_code", None)
+        if status is not None:
+            return f"the Hugging Face Hub answered with status {status}"
+    return "the Hugging Face Hub cannot be reached from here"
