@@ -49,6 +49,15 @@ def test_one_weight_counts_for_every_output():
     assert len(data.train.sample_weight) == 2
 
 
+def test_a_torch_module_has_one_weight_for_each_sample():
+    """Its loss may have several targets and gives one value per sample; a tree of weights is rejected."""
+    targets = (np.zeros(3), np.zeros(3))
+
+    assert gather(np.zeros((3, 1)), targets, np.ones(3), floats=None).train.sample_weight.tolist() == [1, 1, 1]
+    with pytest.raises(RocmlabError, match="sample weights of the training data are a tuple"):
+        gather(np.zeros((3, 1)), targets, (np.ones(3), np.ones(3)), floats=None)
+
+
 def test_tensors_of_a_framework_come_to_the_host():
     """A tensor with a gradient on a device is detached and copied; a column of a table becomes (samples, 1)."""
 

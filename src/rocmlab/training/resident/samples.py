@@ -11,7 +11,10 @@ from rocmlab.training.resident.engine import Array, Data, Samples, Tree, leaves,
 
 
 def gather(x: Tree, y: Tree, sample_weight: Tree, validation_data: Tree, floats: str | None) -> Data:
-    """Return training and validation samples as numpy arrays that fit together; `floats`: type of floating numbers."""
+    """Return training and validation samples as numpy arrays that fit together.
+
+    `floats` is the type of floating numbers of a Keras model; None for a torch module, whose arrays keep theirs.
+    """
     train = _samples(x, y, sample_weight, floats, "the training data")
     if validation_data is None:
         return Data(train)
@@ -51,7 +54,13 @@ def _samples(x: Tree, y: Tree, sample_weight: Tree, floats: str | None, name: st
     if lengths[0] == 0:
         raise RocmlabError(f"{name} hold no sample", "the arrays are empty", "check how they were made")
     inputs, targets, weights = arrays
-    if isinstance(targets, (Mapping, list, tuple)) and isinstance(weights, np.ndarray):
+    if floats is None and isinstance(weights, (Mapping, list, tuple)):
+        raise RocmlabError(
+            f"the sample weights of {name} are a {type(weights).__name__}",
+            "the loss of a torch module gives one value per sample, which is multiplied by one weight",
+            "pass one array, and weigh several outputs in the loss",
+        )
+    if floats is not None and isinstance(targets, (Mapping, list, tuple)) and isinstance(weights, np.ndarray):
         weights = tree_map(lambda _leaf: arrays[2], targets)  # one array counts for each output, as in `fit`
     return Samples(inputs, targets, weights, lengths[0])
 
