@@ -117,6 +117,33 @@ def test_schedules_weights_and_validation_are_those_of_fit(keras, fit_resident):
     side_by_side(fit_resident, lambda: dense(keras, optimizer="sgd"), x, y, callbacks=halve, **data)
 
 
+def test_metrics_that_take_a_batch_as_one_are_those_of_fit(keras, fit_resident):
+    """Functions with one value for a batch, or whose samples depend on each other, are applied to each batch alone."""
+    x, y = digits()
+    metrics = [
+        keras.losses.dice,
+        keras.losses.Tversky(),
+        keras.losses.MeanSquaredError(),
+        keras.metrics.CosineSimilarity(axis=0),
+    ]
+    for metric in metrics:
+
+        def make(metric=metric):
+            return dense(keras, loss="categorical_crossentropy", metrics=[metric])
+
+        side_by_side(fit_resident, make, x, np.eye(3, dtype="float32")[y])
+
+    side_by_side(fit_resident, lambda: dense(keras, metrics=[keras.losses.circle]), x, y)
+
+    def flat():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(1), keras.layers.Reshape(())])
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    side_by_side(fit_resident, flat, x, y.astype("float32"))
+
+
 def test_batch_normalization_and_loss_scaling_are_those_of_fit(keras, fit_resident):
     """Moving averages, regularization and the scale of a LossScaleOptimizer follow `fit`."""
     x, y = digits()

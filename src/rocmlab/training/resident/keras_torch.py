@@ -7,6 +7,7 @@ the host does around it for each batch, and what a graph cannot hold is done ano
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -15,13 +16,18 @@ import keras
 import torch
 
 from rocmlab.training.resident import probes, torch_layers, torch_store, torch_updates
-from rocmlab.training.resident.engine import Data, Options, Tree, fell_back, layers_of, number, tree_map
+from rocmlab.training.resident.engine import Data, Options, Tree, fell_back, layers_of, leaves, number, tree_map
 from rocmlab.training.resident.graphs import Rows
 from rocmlab.training.resident.torch_epochs import Epochs
 from rocmlab.training.resident.torch_store import Batches, Untyped, join
 
 # What Keras' train_step uses, and our step with it.
 PARTS = ("_call_has_training_arg", "_compute_loss", "_loss_tracker", "_compile_metrics")
+# Functions of Keras that give each sample a value of its own, from outputs (samples, ..., values); from (samples,) they
+# give one value. Others always give one for the batch, such as `dice`, or compare its samples, such as `circle`.
+SAMPLEWISE = re.compile(
+    r"\w*(accuracy|crossentropy|_error|hinge)|cosine_similarity|huber|log_cosh|kl_divergence|poisson"
+)
 
 
 class TorchEngine:
@@ -109,7 +115,8 @@ class TrainSteps:
         for x, y, weight in batches:
             loss, outputs = self._step(x, y, weight)
             pending.append((loss, outputs, x, y, weight))
-            if not self._deferred or torch_store.tensor_bytes(outputs) * len(pending) > torch_store.OUTPUT_BYTES:
+            joins = self._deferred and all(leaf.ndim > 1 for leaf in leaves(outputs))
+            if not joins or torch_store.tensor_bytes(outputs) * len(pending) > torch_store.OUTPUT_BYTES:
                 _account(self._model, pending, batch)
                 pending = []
         if pending:
@@ -165,12 +172,17 @@ def _additive(model: Untyped) -> bool:
     if type(model).compute_metrics is not keras.Model.compute_metrics:
         return False
     found = model._compile_metrics.metrics if model._compile_metrics is not None else []
-    functions = [getattr(metric, "_fn", metric) for metric in found]
-    return all(
-        type(metric).__module__.startswith("keras.")
-        and getattr(function, "__module__", type(function).__module__).startswith("keras.")
-        for metric, function in zip(found, functions, strict=True)
-    )
+    return all(type(metric).__module__.startswith("keras.") and _is_samplewise(metric) for metric in found)
+
+
+def _is_samplewise(metric: Untyped) -> bool:
+    """Whether a metric sums up without a function, as Precision does, or has one that gives a value per sample."""
+    function = getattr(metric, "_fn", None)
+    if function is None:
+        return True
+    module, name = (str(getattr(function, part, "")) for part in ("__module__", "__name__"))
+    last = getattr(metric, "_fn_kwargs", {}).get("axis", -1) == -1
+    return last and module.startswith("keras.") and SAMPLEWISE.fullmatch(name) is not None
 
 
 def _logs(model: Untyped, logs: Untyped) -> dict[str, float]:
