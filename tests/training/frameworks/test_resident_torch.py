@@ -144,6 +144,23 @@ def test_metrics_that_take_a_batch_as_one_are_those_of_fit(keras, fit_resident):
     side_by_side(fit_resident, flat, x, y.astype("float32"))
 
 
+def test_masked_steps_count_in_no_metric(keras, fit_resident):
+    """Metrics of sequences with padding are those of `fit`."""
+    draw = np.random.default_rng(0)
+    x, y = draw.integers(1, 5, (40, 6)), draw.integers(0, 3, (40, 6))
+    x[::2, 3:] = 0
+
+    def make():
+        keras.utils.set_random_seed(1)
+        layers = keras.layers
+        embedded = layers.Embedding(5, 4, mask_zero=True)
+        model = keras.Sequential([keras.Input((6,)), embedded, layers.Dense(3, "softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["accuracy"])
+        return model
+
+    side_by_side(fit_resident, make, x, y)
+
+
 def test_batch_normalization_and_loss_scaling_are_those_of_fit(keras, fit_resident):
     """Moving averages, regularization and the scale of a LossScaleOptimizer follow `fit`."""
     x, y = digits()

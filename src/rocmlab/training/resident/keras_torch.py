@@ -23,6 +23,7 @@ from rocmlab.training.resident.torch_store import Batches, Untyped, join
 
 # What Keras' train_step uses, and our step with it.
 PARTS = ("_call_has_training_arg", "_compute_loss", "_loss_tracker", "_compile_metrics")
+MASK = "_keras_mask"  # where Keras keeps the mask of a tensor
 # Functions of Keras that give each sample a value of its own, from outputs (samples, ..., values); from (samples,) they
 # give one value. Others always give one for the batch, such as `dice`, or compare its samples, such as `circle`.
 SAMPLEWISE = re.compile(
@@ -115,7 +116,7 @@ class TrainSteps:
         for x, y, weight in batches:
             loss, outputs = self._step(x, y, weight)
             pending.append((loss, outputs, x, y, weight))
-            joins = self._deferred and all(leaf.ndim > 1 for leaf in leaves(outputs))
+            joins = self._deferred and all(leaf.ndim > 1 and not hasattr(leaf, MASK) for leaf in leaves(outputs))
             if not joins or torch_store.tensor_bytes(outputs) * len(pending) > torch_store.OUTPUT_BYTES:
                 _account(self._model, pending, batch)
                 pending = []
@@ -134,7 +135,7 @@ class TrainSteps:
             model.optimizer.scale_loss(loss).backward()
             with torch.no_grad():
                 model.optimizer.apply([value.grad for value in self._values], self._weights)
-        return loss.detach(), tree_map(torch.detach, outputs)
+        return loss.detach(), tree_map(_detach, outputs)
 
 
 class EvaluationSteps:
@@ -151,6 +152,14 @@ class EvaluationSteps:
             for x, y, weight in Batches(self._tensors, rows, batch, self._row_bytes):
                 logs = self._model.test_step(keras.utils.pack_x_y_sample_weight(x, y, weight))
         return logs
+
+
+def _detach(output: torch.Tensor) -> torch.Tensor:
+    """Return an output without its graph, but with the mask that Keras' metrics look for."""
+    found = output.detach()
+    if hasattr(output, MASK):
+        setattr(found, MASK, getattr(output, MASK))
+    return found
 
 
 def _account(model: Untyped, pending: list[Any], batch: int) -> None:
