@@ -10,7 +10,9 @@ import sys
 import pytest
 from backup_labs import Lab, tree
 
-from rocmlab.backup.model import MANIFEST
+from rocmlab.backup import create
+from rocmlab.backup.model import MANIFEST, SUMS
+from rocmlab.base.errors import RocmlabError
 
 ENDED = """
 import json, os, sys
@@ -51,3 +53,20 @@ def test_a_backup_that_ended_while_it_wrote_its_manifest_is_completed(lab: Lab, 
     assert (len(lines) > 20) == (number == signal.SIGKILL)  # whole lines, which looked as if their files were saved
     assert not any("part" in json.loads(line) for line in lines[:-1])
     assert before == tree(lab.share)
+
+
+@pytest.mark.parametrize(("damage", "why"), [("missing", "is missing"), ("changed", "has changed since")])
+def test_a_backup_that_cannot_be_completed_is_to_be_removed(lab: Lab, damage: str, why: str) -> None:
+    """A part that was complete is damaged: to run the same command again would end in the same way each time."""
+    (lab.share / "x").write_text("x")
+    backup = lab.back_up()
+    (backup / SUMS).unlink()
+    partial = backup.rename(f"{backup}.partial")
+    (partial / "files-0001.tar").unlink() if damage == "missing" else (partial / "files-0001.tar").write_text("")
+
+    with pytest.raises(RocmlabError) as caught:
+        create.create(lab.task("create", lab.backups), lab.said.append)
+
+    assert why in caught.value.problem.why
+    assert caught.value.problem.fix == f"rm -r {partial} && make backup TO={lab.backups}"
+    assert caught.value.exit_code == 1

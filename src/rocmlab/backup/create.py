@@ -92,8 +92,11 @@ def _list(say: Say, lines: Sequence[str]) -> None:
 
 
 def _again(task: Task) -> str:
-    more = " ALL=1" if task.is_all else ""
-    return f"run it again, and it continues: make backup TO={quote(task.shown)}{more}"
+    return f"run it again, and it continues: {_command(task)}"
+
+
+def _command(task: Task) -> str:
+    return f"make backup TO={quote(task.shown)}" + " ALL=1" * task.is_all
 
 
 def _folder(backups_folder: Path, task: Task) -> Path:
@@ -335,9 +338,9 @@ class _Maker:
         sums = {MANIFEST: parts.digest(self.folder / MANIFEST), **self.parts}
         for name, digest in self.earlier.items():
             if not (self.folder / name).is_file():
-                raise OSError(errno.ENOENT, f"{name}, which was complete, is missing")
+                raise self._cannot_be_completed(f"{name}, which was complete, is missing")
             if parts.digest(self.folder / name) != digest:
-                raise OSError(errno.EIO, f"{name} has changed since it was written")
+                raise self._cannot_be_completed(f"{name} has changed since it was written")
         with files.replacing(self.folder / SUMS, 0o600) as file:
             file.write("".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode())
             file.flush()
@@ -346,6 +349,14 @@ class _Maker:
         os.rename(self.folder, final)
         self.folder = final
         return final.name
+
+    def _cannot_be_completed(self, why: str) -> RocmlabError:
+        return RocmlabError(
+            f"{self.shown} cannot be completed",
+            f"{why}; earlier backups are unchanged",
+            f"rm -r {quote(self.shown)} && {_command(self.task)}",
+            exit_code=1,
+        )
 
     def tell(self, selection: Selection) -> None:
         """Print what is omitted, and what was changing."""
