@@ -54,13 +54,13 @@ class Executing:
         self._stream = manager.connect_iopub()
         self._stream.on_recv(self._hear)
         manager.observe(self._keep_busy, STATE)
-        for event in ("restart", "dead"):
-            manager.add_restart_callback(self._running.clear, event)
+        manager.add_restart_callback(self._begin_again, "restart")
+        manager.add_restart_callback(self._running.clear, "dead")
 
     def close(self) -> None:
         """Follow it no longer."""
-        for event in ("restart", "dead"):
-            self._manager.remove_restart_callback(self._running.clear, event)
+        self._manager.remove_restart_callback(self._begin_again, "restart")
+        self._manager.remove_restart_callback(self._running.clear, "dead")
         self._manager.unobserve(self._keep_busy, STATE)
         self._stream.stop_on_recv()
         self._stream.io_loop.add_callback(self._stream.close)  # pyzmq warns of a closed one that has a message
@@ -81,6 +81,11 @@ class Executing:
             del self._running[shell]
             if not self._running and self._manager.execution_state == "busy":
                 self._manager.execution_state = state
+
+    def _begin_again(self) -> None:
+        """Take a kernel that has died, and is started again, for one that starts: its last state was of its cell."""
+        self._running.clear()
+        self._manager.execution_state = "starting"
 
     def _keep_busy(self, change: dict[str, Any]) -> None:
         if change["new"] == "idle" and self._running:
