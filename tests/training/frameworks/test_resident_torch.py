@@ -93,6 +93,7 @@ def side_by_side(fit_resident, make, x, y, **arguments):
     return small_models.side_by_side(fit_resident, make, x, y, history_rtol=1e-4, **given)[2]
 
 
+@pytest.mark.filterwarnings("ignore:fit_resident. its optimizer accumulates:RuntimeWarning")  # so on a GPU: no graphs
 @pytest.mark.parametrize("name", KERAS_OPTIMIZERS)
 def test_ends_where_fit_ends(keras, fit_resident, name):
     """Every optimizer of Keras gives the weights, slots, steps and history of `fit`, remainder batch included."""
