@@ -27,11 +27,13 @@ from rocmlab.stack.podman import PodmanLab
 from rocmlab.stack.project import Project
 
 WAITS = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from rocmlab.stack import project as projects, settings
 from rocmlab.stack.choice import Choice
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 
 def wait():
     print("written", flush=True)
