@@ -148,7 +148,7 @@ class Programs:
         """Trace one batch without computing it, and return what its step holds."""
         if training not in self._inspections:
             size = min(self._sizes[training], count_of(arrays))
-            shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, arrays))
+            shapes = jax.eval_shape(lambda *given: given, state, arrays)  # int64 is int32 there, without a warning
 
             def run(state: State, arrays: Arrays) -> tuple[Any, State]:
                 return self._step(training)(state, self._batch(arrays, None, 0, size))
