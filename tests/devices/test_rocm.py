@@ -239,7 +239,7 @@ class TestIdentity:
     @pytest.mark.parametrize(
         ("lanes", "speed", "most"), [("8", "8.0 GT/s PCIe", (8, 8.0)), ("32", "64.0 GT/s PCIe", (16, 16.0))]
     )
-    def test_the_most_of_a_link_is_what_card_and_slot_have(
+    def test_the_maximum_of_a_link_is_what_both_ends_have(
         self, tmp_path: Path, lanes: str, speed: str, most: tuple[int, float]
     ) -> None:
         """A slot with fewer lanes or an older PCIe limits the card; a better one or an unknown one does not."""

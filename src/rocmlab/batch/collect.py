@@ -142,8 +142,8 @@ def _result(part: Part, entry: resume.Entry, described: Mapping[str, Any], times
         return entry.result or replace(not_run(job), warnings=[NEVER])
     is_going = part.is_going()  # before its journal is read, since it may end now
     own = resume.entry_of(resume.read(part), entry.name, part)
-    last = vars(own.result) if own.result else own.last or {}
-    if is_going is False and entry.result and (entry.result.started or "") > (last.get("started") or ""):
+    began = (own.last or {}).get("started") or ""
+    if is_going is False and entry.result and (entry.result.started or "") > began:
         return entry.result  # `rocmlab run --resume` has run it since
     times += [event["time"] for event in part.journal() if records.is_time(event.get("time"))]
     if own.result is not None:  # a notebook is converted after its result was written

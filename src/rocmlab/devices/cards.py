@@ -155,7 +155,7 @@ def is_asleep(card: Card) -> bool:
 def link(card: Card) -> dict[str, int | float | None]:
     """Return width (lanes) and speed (GT/s) of a card's PCIe link, now and at most; nothing while it is suspended.
 
-    The most is what both the card and its slot (the port above it) have. The kernel resumes a card to read its link.
+    The maximum is what both the card and its slot (the port above it) have. The kernel resumes a card to read its link.
     """
     if is_asleep(card):
         return {}

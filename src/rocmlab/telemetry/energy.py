@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rocmlab.devices import Sample
 from rocmlab.devices.integral import Integral
 
 PROOF_SECONDS = 10.0  # before which a card's own count may run ahead of its power
@@ -42,6 +43,13 @@ class EnergyMeter:
         self._area += area if area is not None else growth or 0.0
         self._counted += growth if growth is not None else (area or 0.0) if count is not None else 0.0
         self.joules = max(self.joules or 0.0, self._counted if self._is_counting and self._agrees() else self._area)
+
+    def add_sample(self, now: float, sample: Sample, count: float | None) -> None:
+        """Take a reading; `now` and `count` as in `add`."""
+        if sample.is_asleep:
+            self.pause()
+        else:
+            self.add(now, sample.power_watts, count)
 
     def pause(self) -> None:
         """Note that the device sleeps: what it uses until its power is known again, its own count alone can tell."""

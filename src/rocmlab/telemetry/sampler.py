@@ -174,10 +174,7 @@ class _Watched:
             if reader is None:
                 return Sample(time.time())
         sample = reader.read()
-        if sample.is_asleep:
-            self.energy.pause()
-        else:
-            self.energy.add(time.monotonic(), sample.power_watts, reader.energy_joules)
+        self.energy.add_sample(time.monotonic(), sample, reader.energy_joules)
         return sample
 
     def fail(self) -> Sample:

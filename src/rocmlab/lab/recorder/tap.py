@@ -16,6 +16,7 @@ from tornado.websocket import WebSocketClosedError
 from zmq.eventloop.zmqstream import ZMQStream
 
 from rocmlab.base import live
+from rocmlab.lab import streams
 from rocmlab.lab.recorder import files
 from rocmlab.lab.recorder.records import DIED, Follower, Record, Records
 from rocmlab.notebook.wire import Message
@@ -125,7 +126,7 @@ class Tap:
         if self._iopub is not None:
             if url == self._url and self.records.unfinished:
                 return
-            _close(self._iopub)
+            streams.close(self._iopub)
         if url != self._url:
             self.records.abort("")
         socket = zmq.Socket(self._manager.context, zmq.SUB)  # not of asyncio, as the context makes them
@@ -193,7 +194,7 @@ class Tap:
 
     def _close(self, session: str) -> None:
         if stream := self._streams.pop(session, None):
-            _close(stream)
+            streams.close(stream)
 
     async def news(self, session: str, after: int, requests: Collection[str]) -> dict[str, Any]:
         """Return to a page what it lacks: of its own requests, those that it names."""
@@ -245,7 +246,7 @@ class Tap:
         self._streams.clear()
         for stream in left:
             stream.stop_on_recv()
-        await asyncio.sleep(0)  # see `_close`
+        await asyncio.sleep(0)  # see `streams.close`
         for stream in left:
             stream.close()
 
@@ -389,12 +390,6 @@ class Tap:
 def is_on() -> bool:
     """Return whether outputs are recorded, as the setting is now."""
     return live.get(SETTING) != "off"
-
-
-def _close(stream: ZMQStream) -> None:
-    """Close a stream once what it has put off has run: pyzmq warns of a closed one that has a message."""
-    stream.stop_on_recv()
-    stream.io_loop.add_callback(stream.close)
 
 
 def _url(information: dict[str, Any]) -> str:

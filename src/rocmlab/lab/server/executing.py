@@ -11,6 +11,8 @@ from typing import Any
 
 from jupyter_client.session import Session
 
+from rocmlab.lab import streams
+
 STATE = "execution_state"
 
 
@@ -62,8 +64,7 @@ class Executing:
         self._manager.remove_restart_callback(self._begin_again, "restart")
         self._manager.remove_restart_callback(self._running.clear, "dead")
         self._manager.unobserve(self._keep_busy, STATE)
-        self._stream.stop_on_recv()
-        self._stream.io_loop.add_callback(self._stream.close)  # pyzmq warns of a closed one that has a message
+        streams.close(self._stream)
 
     def _hear(self, parts: list[bytes]) -> None:
         _, frames = self._session.feed_identities(parts)

@@ -54,10 +54,7 @@ class _Use:
         if sample.vram_used_bytes is not None:
             self.peak = max(self.peak or 0, sample.vram_used_bytes)
         self.busy.add(now, sample.busy_percent)
-        if sample.is_asleep:
-            self.energy.pause()
-        else:
-            self.energy.add(now, sample.power_watts, count)
+        self.energy.add_sample(now, sample, count)
 
     def end(self) -> None:
         """Note where the last reading is too old for the job's end: its energy is a part, then."""
