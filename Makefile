@@ -130,7 +130,7 @@ test-long: .venv-test/ready ## Run variants, and what tests by chance at its ful
 	  tests/runs/test_runner_chaos.py tests/devices/test_broken_trees.py tests/kernels/test_host_leases.py \
 	  tests/runs/test_runner_leases.py tests/runs/test_runner_untrusted.py -n 0 -rP
 	@RANDOM_MASKS=20000 scripts/test .venv-test/bin/python tests/oracle/test_oracle_masks.py
-	@MNIST_EPOCHS=10 FRAMEWORKS=frameworks scripts/test .venv-test/bin/python tests/native/test_native_lab.py tests/native/test_native_notebooks.py
+	@MNIST_EPOCHS=10 LONG_PART=all scripts/test .venv-test/bin/python tests/native/test_native_lab.py tests/native/test_native_notebooks.py
 test-rocm: .venv-test/ready ## Build on AMD's real TensorFlow (3 GB) and run it on SIMULATED GPUs (root, Docker)
 	@PYTHONPATH=src .venv-test/bin/python -m pytest -p no:random_order -v --durations 10 -m rocm tests/container/test_rocm_tensorflow.py
 lint: .venv-test/ready ## Check style, types, words and workflows

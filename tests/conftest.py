@@ -30,6 +30,7 @@ from leftovers import (  # noqa: F401  a fixture and hooks
     pytest_runtest_makereport,
     pytest_sessionfinish,
 )
+from long_parts import keep_part, pytest_report_header  # noqa: F401  a hook
 
 from rocmlab.base import extras
 
@@ -155,13 +156,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what needs an engine or a browser where there is none, and say how to get it; order what changes a lock.
 
     A week of use ends with another lock, and whoever uses that lab after it waits for one more installation.
     """
     items.sort(key=lambda item: item.path.name == "test_native_week.py")
     _check_marks(items)
+    keep_part(config, items)
     reasons = {
         "container": lambda: engines.missing(),
         "browser": engines.missing_browser,

@@ -34,6 +34,7 @@ def errors(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("leaves", "ends", "named"),
     [

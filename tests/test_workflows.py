@@ -141,6 +141,7 @@ def test_the_checks_find_nothing_here() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "changes", "shown"),

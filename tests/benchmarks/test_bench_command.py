@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["up", "devices", "runner", "telemetry", "cluster"])
 def test_outside_of_a_clone_the_source_repository_is_named(name: str, repository: Path, tmp_path: Path) -> None:

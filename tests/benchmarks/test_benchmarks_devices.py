@@ -25,6 +25,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+@pytest.mark.long
 def test_devices_are_measured_against_another_command(two_gpus: Path, tmp_path: Path) -> None:
     """Both as often, alternately, in milliseconds; the first round only fills caches and does not count."""
     log = tmp_path / "log"
@@ -69,6 +70,7 @@ def test_a_command_that_fails_is_no_figure(command: list[str]) -> None:
     assert "broken" in caught.value.problem.why or "No such file" in caught.value.problem.why
 
 
+@pytest.mark.long
 def test_the_report_has_the_form_of_every_benchmark(
     two_gpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_report_has_the_form_of_every_benchmark(
     assert capsys.readouterr().err.endswith("warm_start_torch: not measured, there is no kernelspec torch\n")
 
 
+@pytest.mark.long
 def test_a_row_whose_kernel_is_not_there_is_skipped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

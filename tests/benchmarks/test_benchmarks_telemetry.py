@@ -106,6 +106,7 @@ def test_without_a_server_its_row_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert found.skipped["server_cpu_percent"].startswith("there is no rocmlab.lab.nowhere")
 
 
+@pytest.mark.long
 def test_a_server_with_a_viewer_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two real servers, one with the panel; the viewer has seen its snapshots."""
     pytest.importorskip("jupyter_server", reason="needs jupyter_server: python -m pip install 'rocmlab[lab]'")

@@ -222,6 +222,7 @@ def until_connected(lab: Lab, kernel: str, count: int) -> None:
         found = clients.ask(lab.port, TOKEN, f"{BASE_URL}api/kernels/{kernel}", timeout_seconds=10)[1]["connections"]
 
 
+@pytest.mark.long
 def test_a_page_of_another_notebook_of_the_kernel_keeps_no_output_from_its_file(
     lab: Lab, browser: Browser, place: str
 ) -> None:
@@ -304,6 +305,7 @@ def test_a_question_is_asked_again_on_the_page_that_is_there(lab: Lab, browser: 
     page.context.close()
 
 
+@pytest.mark.long
 def test_a_page_whose_network_stood_still_misses_no_line(lab: Lab, browser: Browser, place: str) -> None:
     """As a laptop that slept with the tab open: no line is missing or twice, and saving asks nothing about the file."""
     write(lab, f"{place}/asleep.ipynb", LINES.format(file="asleep.end"), "print('queued')")
@@ -330,6 +332,7 @@ def test_a_page_whose_network_stood_still_misses_no_line(lab: Lab, browser: Brow
         network.close()
 
 
+@pytest.mark.long
 def test_a_long_cell_that_ends_on_a_hidden_page_is_notified(lab: Lab, browser: Browser) -> None:
     """Once its setting is on: with the notebook, whether it failed and how long it took; short cells are not.
 

@@ -82,6 +82,7 @@ def complete(shell: tuple[str, Path], lines: list[tuple[str, list[str]]]) -> Non
         terminal.close(force=True)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh"], indirect=True)
 @pytest.mark.usefixtures("here")

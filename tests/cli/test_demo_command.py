@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,7 +60,7 @@ def test_another_ctrl_c_while_it_ends_leaves_nothing_behind(
     monkeypatch.setattr(projects, "find", lambda: tmp_path)
     monkeypatch.setattr(demo, "plan", lambda folder, settings: project_of(lab))
 
-    def start(project: object, say: object) -> object:
+    def start(project: object, say: object, on_any_port: bool) -> object:
         seen.append(list((tmp_path / ".rocmlab/demo").iterdir()))
         raise KeyboardInterrupt
 
@@ -91,6 +92,47 @@ def test_a_lab_that_became_native_and_does_not_start_is_stopped(
         demo.start(project, lambda _: None)
 
     assert (asked.stops, became.stops) == (0, 1)
+
+
+def test_a_port_that_was_taken_during_the_installation_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two demonstrations that were begun together both found 8898 free."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        started: list[int] = []
+
+        def plan(folder: Path, given: Any) -> Any:
+            lab = SimpleNamespace(port=int(given.chosen["PORT"]), start=lambda say: started.append(lab.port))
+            return SimpleNamespace(lab=lab, settings=given, choice=None)
+
+        given = SimpleNamespace(state=tmp_path, project=tmp_path, chosen={"PORT": str(taken)})
+        monkeypatch.setattr(demo, "plan", plan)
+        monkeypatch.setattr(projects, "prepare", lambda project, say, persist: project)
+
+        project = demo.start(plan(tmp_path, given), lambda _: None, on_any_port=True)
+
+    assert started == [project.lab.port] != [taken]
+
+
+def test_a_port_that_is_given_and_taken_is_an_error_that_names_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fix is an option of this command, not a setting of the lab."""
+    monkeypatch.setattr(projects, "find", lambda: tmp_path)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            assert main(["demo", "--port", str(other.getsockname()[1])]) == 2
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+    assert "fix: rocmlab demo --port " in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_the_trainings_last_as_long_as_is_said(tmp_path: Path) -> None:

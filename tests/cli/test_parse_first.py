@@ -107,6 +107,7 @@ def answers(fresh: Fresh) -> list[Mapping[str, Any]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_a_verb_reads_its_arguments_before_it_acts(verb: str, answers: list[Mapping[str, Any]]) -> None:
     """On a bare Python, in a fresh clone: the right exit code, no file written, no process started, no connection."""
@@ -145,6 +146,7 @@ def test_sub_verbs_are_found_by_themselves(answers: list[Mapping[str, Any]]) -> 
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [

@@ -106,6 +106,7 @@ def test_only_old_finished_runs_are_removed_and_they_are_listed_first(project: P
     assert (project / ".venv").is_dir()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("answer", "is_removed"),
     [("y\n", True), ("n\n", False), ("\n", False), ("\4", False)],
@@ -135,6 +136,7 @@ def test_on_a_terminal_it_asks(project: Path, answer: str, is_removed: bool) -> 
     assert b"20260101T000000Z-old" in output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("age", ["soon", "30", "-3d", "3y", "d", "1.5d"])
 def test_an_age_that_is_none_is_an_error(project: Path, age: str) -> None:

@@ -425,6 +425,7 @@ def test_a_node_that_is_told_to_end_leaves_nothing(alive: Cluster) -> None:
     assert alive.answer(PLAIN) >= 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["raylet", "agent", "supervisor"])
 def test_a_node_that_dies_says_so_and_leaves_nothing(alive: Cluster, victim: str) -> None:
     """The death of the raylet, or of an agent with which it ends, is told; the supervisor's takes all of Ray along."""

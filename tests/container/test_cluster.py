@@ -280,6 +280,7 @@ class TestLab:
         assert {"pyarrow", "torch"} <= set(versions["torch"])
         assert {name: versions["lab"][name] for name in locked if name in versions["lab"]}.items() <= locked.items()
 
+    @pytest.mark.long
     def test_training_over_the_nodes_listens_where_the_table_says(self, cluster: Cluster) -> None:
         """Ray on its ports, the data sockets on the node's own address, and nothing else outside the loopback."""
         cluster.wait_for(3)
@@ -336,6 +337,7 @@ class TestLab:
         cluster.wait_for(2, 30)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("token", ["", "0" * 64])
 def test_a_stranger_can_do_nothing(cluster: Cluster, network: str, token: str) -> None:
     """A container of the same network, with the same Ray, and without the token or with another: all is rejected."""

@@ -64,6 +64,7 @@ def test_containers_of_two_users_and_a_native_lab_share_no_gpu(image: str, host:
         assert all(name in str(text) for name in ("alice", "bob", "carol", "lab-of-bob"))
 
 
+@pytest.mark.long
 def test_a_run_goes_around_the_gpus_of_containers(image: str, host: Path, tmp_path: Path) -> None:
     """`rocmlab run` of another user gets the third GPU; with all three taken it waits, and says for whom."""
     lease_folder.ensure(host / FOLDER)

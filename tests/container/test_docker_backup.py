@@ -72,6 +72,7 @@ def test_old_runs_in_a_volume_are_pruned(docker_lab: Clone) -> None:
     assert docker_lab.answers()
 
 
+@pytest.mark.long
 def test_a_disk_with_little_room_is_reported_and_no_run_starts(docker_lab: Clone) -> None:
     """`make up` and `status` warn, the panel shows it, `rocmlab run` is rejected; the lab is not restarted for it."""
     docker_lab.make("up")

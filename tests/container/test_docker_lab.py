@@ -138,6 +138,7 @@ class TestUp:
             assert (found[0], found[1]["content"]) == (200, text)
             docker("exec", container(lab), "rm", f"/home/jovyan/{path}")
 
+    @pytest.mark.long
     def test_another_port_is_taken_over(self, lab: Clone, first_up: str) -> None:
         """`make up PORT=…` moves the running lab, and the choice is remembered."""
         port = free_port()
@@ -148,6 +149,7 @@ class TestUp:
         assert lab.port == port
         assert lab.answers()
 
+    @pytest.mark.long
     def test_a_path_is_taken_over(self, lab: Clone, first_up: str) -> None:
         """`make up LAB_BASE_URL=…` moves it below a path, where all commands find it, and the default moves it back.
 
@@ -241,6 +243,7 @@ class TestUp:
         assert "interrupted" in printed
         assert subprocess.run(kernels, capture_output=True, check=False).returncode == 1
 
+    @pytest.mark.long
     def test_run_notebooks_works_while_the_lab_is_down(self, lab: Clone, first_up: str) -> None:
         """A container of its own runs them, and is gone afterwards; the data fetched before is found."""
         lab.make("down")
@@ -255,6 +258,7 @@ class TestUp:
 class TestEnvironments:
     """`kernels add` on the host, for a lab that has files of its own."""
 
+    @pytest.mark.long
     def test_one_in_the_notebooks_or_the_share_becomes_a_kernel(self, lab: Clone, first_up: str) -> None:
         """Named as the host or as the container has it; code runs in it, and `remove` takes it from the launcher."""
         places = {"of-work": "/home/jovyan/work/env", "of-share": "/home/jovyan/share/env"}

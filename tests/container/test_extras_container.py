@@ -10,7 +10,7 @@ import language_server
 import pytest
 from containers import TOKEN, Container
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.long("the image with extras")]
 LOGGED = """
 from torch.utils.tensorboard import SummaryWriter
 with SummaryWriter("/home/jovyan/work/extras-logs") as writer:

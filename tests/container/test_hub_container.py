@@ -20,7 +20,7 @@ import hubs
 from rocmlab.simulation import write_host
 from rocmlab.stack import resolve
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.long("the image with extras")]
 
 
 @pytest.fixture(scope="module")

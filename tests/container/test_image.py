@@ -124,7 +124,8 @@ def share() -> Iterator[str]:
     docker("volume", "rm", name)
 
 
-@pytest.mark.parametrize("kernel", [pytest.param("tensorflow", marks=pytest.mark.long), "torch"])
+@pytest.mark.long("pip in a container")  # test_packages_of_a_users_own_come_over_the_labs is in each run
+@pytest.mark.parametrize("kernel", ["tensorflow", "torch"])
 def test_pip_in_a_notebook_adds_but_never_replaces_the_framework(
     image: str, wheels: Path, share: str, kernel: str
 ) -> None:

@@ -73,7 +73,10 @@ def person(slim: str, base_image: str) -> Iterator[Host]:
         host.make("clean", succeeds=False)
 
 
-@pytest.fixture(params=["root", "person"])
+ROOTFUL = pytest.mark.long("Podman as root")
+
+
+@pytest.fixture(params=[pytest.param("root", marks=ROOTFUL), "person"])
 def host(request: pytest.FixtureRequest) -> Host:
     """Each of the two."""
     return request.getfixturevalue(request.param)
@@ -262,6 +265,7 @@ class TestGpus:
         assert "usermod -aG render,video" in printed
 
 
+@ROOTFUL
 def test_the_dockerfile_builds_with_podman(root: Host, slim: str) -> None:
     """The stage that makes the package: cache and bind mounts, secrets, the named context, one ARG a line.
 

@@ -66,6 +66,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 class TestEquality:
     """Nothing differs from a Sample but the time."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize("profile", ["radeon", "instinct", "apu", "mixed"])
     @pytest.mark.parametrize("busy", ["waves", "training", "100"])
     def test_every_profile_as_it_moves(self, tmp_path: Path, profile: str, busy: str) -> None:
@@ -89,6 +90,7 @@ class TestEquality:
             live.step(seconds)
             assert_equal(readers, tmp_path)
 
+    @pytest.mark.long
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", sorted(set(KINDS) - set(HANGS)))
     @pytest.mark.parametrize("profile", ["radeon", "instinct", "mixed"])
@@ -106,6 +108,7 @@ class TestEquality:
             if fresh := opened(tmp_path):
                 assert_equal(fresh, tmp_path)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("word", ["EIO", "EBUSY", "EPERM"])
     def test_every_file_that_fails(self, tmp_path: Path, word: str) -> None:
         """Each file by itself, from one reading to the next: its field goes to the next source, and comes back."""

@@ -52,6 +52,7 @@ def save(machine: Machine, user: str) -> None:
     assert answer.status_code in {200, 201}, answer.text  # 200 where a try before this one left it
 
 
+@pytest.mark.long
 def test_two_users_have_a_gpu_each_and_a_third_is_served_when_one_leaves(machine: Machine) -> None:
     """Each sees the panel, SIMULATED, and their own files only; the administrator, who waits, sees all labs."""
     from playwright.sync_api import sync_playwright

@@ -111,6 +111,7 @@ def choose(started: Started) -> None:
     started.found = replace(started.found, shm_size="9gb")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [upgrade, pull, renew, edit, lose_token, choose])
 def test_a_change_restarts_the_hub_once(started: Started, change: Callable[[Started], None]) -> None:
     """Before it a hub that runs is left alone, and after it as well."""

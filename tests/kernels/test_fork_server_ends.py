@@ -73,6 +73,7 @@ def server(_tests_are_importable: None, tmp_path: Path) -> Iterator[ForkServer]:
     found.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", ["", "while True: pass", DEAF], ids=["idle", "busy", "deaf"])
 def test_a_kernel_ends_with_its_client(server: ForkServer, tmp_path: Path, code: str) -> None:
     """So do programs of its, in its session or another; the server serves on."""
@@ -133,6 +134,7 @@ def test_a_kernel_outlives_its_fork_server(server: ForkServer, tmp_path: Path) -
     assert gone(kernel.pid)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["parent", "client", "at once"])
 @pytest.mark.parametrize("code", ["", DEAF], ids=["idle", "deaf"])
 def test_nobody_is_left_when_parent_and_client_are_killed(

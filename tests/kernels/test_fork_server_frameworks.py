@@ -109,6 +109,7 @@ def test_two_kernels_draw_different_numbers(
         assert all(first != second for first, second in zip(*drawn, strict=True))
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_numbers_of_a_cold_kernel(
     framework: str, server: ForkServer, environment: dict[str, str], kernel: str, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_seed_gives_the_numbers_of_a_cold_kernel(
     assert ours[-1] < ours[0]
 
 
+@pytest.mark.long
 def test_most_of_its_memory_is_shared(
     framework: str, server: ForkServer, environment: dict[str, str], kernel: str, tmp_path: Path
 ) -> None:

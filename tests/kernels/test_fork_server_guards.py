@@ -80,6 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, kernel: str) -> Iterator[Fo
     found.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "why"),
     [

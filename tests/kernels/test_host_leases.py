@@ -274,6 +274,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("notes", "links"), [(1, 20_000), (900, 0)])
 def test_many_notes_of_one_user_neither_slow_nor_hide_the_others(host: Host, notes: int, links: int) -> None:
     """Bob keeps locked notes in which nothing is written, or one under many names; Alice's is read all the same."""

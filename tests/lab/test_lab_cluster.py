@@ -121,6 +121,7 @@ def test_the_doctor_compares_the_nodes(real: Real) -> None:
     assert not list(Path(real.pair.head.environment["ROCMLAB_SHARE"]).glob(".rocmlab-doctor-*"))
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_worker_that_dies_is_lost(real: Real) -> None:
     """Panel and doctor name it; the head lives on."""

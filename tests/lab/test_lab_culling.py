@@ -283,6 +283,7 @@ def test_a_limit_begins_and_ends_without_a_restart(host: Host, tmp_path: Path, m
         server.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", ["", "0"])
 def test_off_is_the_default(host: Host, limit: str) -> None:
     """The extension is not even loaded."""

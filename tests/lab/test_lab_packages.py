@@ -66,6 +66,7 @@ def add(place: Place, *names: str) -> Path:
     return prefix
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["torch", "torch-gpu1", pytest.param("torch-cpu", marks=pytest.mark.long)])
 def test_every_kernel_of_a_framework_has_them(host: Host, servers: ForkServers, place: Place, name: str) -> None:
     """Whatever its GPUs: the overlay's interpreter and programs; and the lease is as without."""

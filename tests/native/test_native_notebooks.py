@@ -1,6 +1,6 @@
 """What needs the frameworks, in the native lab's own environment: every notebook, short, and the tests marked so.
 
-FRAMEWORKS is the expression that selects these; `make test-long` also runs the variants.
+Of what takes longest each run takes a part (`tests/long_parts.py`).
 
 The lab has no pytest: it finds the one that runs this file at the end of its path, behind all that is its own.
 """
@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import listeners
+import long_parts
 import pytest
 from clones import Clone
 
@@ -29,6 +30,11 @@ REPOSITORY = Path(__file__).parents[2]
 TESTS = "tests/training/frameworks"
 LIMIT_SECONDS = 2400
 ELSEWHERE = "01_mnist_fc"  # which test_native_lab.py trains
+# More than 20 seconds each, of which most is computed: each run has one or two of them.
+LONG = (
+    *("02_mnist_cnn", "04_multi_gpu_torch", "06_segmentation_unet", "07_bert_trec"),
+    *("12_lora_finetune", "14_diffusion", "15_compare"),
+)
 SKIPPED = {
     "16_triton_kernel": "triton is not installed in this kernel"
 }  # it is 200 MB, and PyTorch for a GPU brings it
@@ -70,7 +76,9 @@ def watched(lab: Clone) -> Iterator[listeners.Watch]:
 
 def test_every_notebook_passes_when_it_is_short(built_lab: Clone) -> None:
     """All but one, each with its own acceptance; none takes a CPU for a GPU, or listens outside the loopback."""
-    found = {each.notebook.stem for each in selection.find([], built_lab.folder / "notebooks")} - {ELSEWHERE}
+    found = {each.notebook.stem for each in selection.find([], built_lab.folder / "notebooks")}
+    assert {ELSEWHERE, *LONG} <= found
+    found -= {ELSEWHERE, *(name for index, name in enumerate(LONG) if not long_parts.in_this_part(index, len(LONG)))}
     chosen = {"NOTEBOOKS": " ".join(sorted(found)), "PARAMS": "quick=true"}
     with watched(built_lab) as watch:
         done = built_lab.make("run-notebooks", timeout_seconds=LIMIT_SECONDS, succeeds=False, **chosen)
@@ -86,8 +94,8 @@ def test_every_notebook_passes_when_it_is_short(built_lab: Clone) -> None:
     assert {*jobs, *skipped} == found
     assert {"cpu"} == {device["backend"] for job in jobs.values() for device in job["devices"]}
     assert all(job["recorded"]["acceptance"]["ok"] for job in jobs.values())
-    unet = jobs["06_segmentation_unet"]["recorded"]
-    assert unet["first_epoch_seconds"]["float32"] > unet["seconds_per_epoch"]
+    if unet := jobs.get("06_segmentation_unet"):
+        assert unet["recorded"]["first_epoch_seconds"]["float32"] > unet["recorded"]["seconds_per_epoch"]
     assert watch.outside() == []
 
 
@@ -122,8 +130,7 @@ def framework_tests(built_lab: Clone) -> dict[str, subprocess.CompletedProcess[s
     others = [TESTS, *(f"--ignore={name}" for names in ALONE.values() for name in names)]
 
     def run(name: str) -> subprocess.CompletedProcess[str]:
-        chosen = os.environ.get("FRAMEWORKS", "frameworks and not long")
-        options = ["-m", chosen, *ALONE.get(name, others), "-q", "-p", "no:cacheprovider"]
+        options = ["-m", "frameworks", *ALONE.get(name, others), "-q", "-p", "no:cacheprovider"]
         return subprocess.run(
             [python, "-c", PROGRAM, sysconfig.get_path("purelib"), *options],
             cwd=built_lab.folder,
@@ -160,6 +167,7 @@ def test_the_tests_of_the_frameworks_pass(
     assert " passed" in done.stdout, done.stdout[-3000:]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net: run it on Linux")
 def test_workers_of_ray_listen_on_the_loopback_alone(
     built_lab: Clone, framework_tests: dict[str, subprocess.CompletedProcess[str]]

@@ -40,6 +40,7 @@ def is_gone(pid: int, seconds: float = 3.0) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cell", "message"),
     [
@@ -77,6 +78,7 @@ def test_what_the_kernel_said_last_is_kept(
     assert "Segmentation fault" in capfd.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "metadata", "cell", "message"),
     [
@@ -296,6 +298,7 @@ def test_a_flood_past_the_notebook_holds_no_limit_up(tmp_path: Path, monkeypatch
     assert ran.states == ["failed"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)], ids=["SIGTERM", "SIGINT"]
 )

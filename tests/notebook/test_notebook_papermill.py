@@ -45,6 +45,7 @@ def plain(value: Any) -> Any:
     return re.sub(r"comm_id=\w+|/ipykernel_\d+/|0x[0-9a-f]+", "", value) if isinstance(value, str) else value
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cells",
     [

@@ -38,6 +38,7 @@ def ran(path: Path, folder: RunFolder, slots: Slots, watcher: Watcher) -> tuple[
     return result, json.loads((folder.path / result.files["notebook"]).read_text(encoding="utf-8"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cell", "name", "value"),
     [
@@ -63,6 +64,7 @@ def test_an_error_that_the_kernel_only_replies_is_named(
     assert any(output.get("ename") == name for each in notebook["cells"] for output in each.get("outputs", []))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("last", "status"), [("print('end')", "ok"), ("1 / 0", "failed"), ("exit(0)", "ok")])
 def test_a_cell_that_may_fail_does_not_fail_the_job(
     last: str, status: str, tmp_path: Path, run_folder: RunFolder, slots: Slots, watcher: Watcher
@@ -81,6 +83,7 @@ def test_a_cell_that_may_fail_does_not_fail_the_job(
         assert (result.error["name"], result.error["cell"]) == ("ZeroDivisionError", 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -119,6 +122,7 @@ def lab_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "tensorflow"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("named", ["python", "python3", "conda-env-mine-py"])
 def test_a_python_kernel_from_elsewhere_is_replaced_and_reported(
     named: str, lab_kernel: str, tmp_path: Path, run_folder: RunFolder, slots: Slots, watcher: Watcher
@@ -183,6 +187,7 @@ def test_no_limit_for_the_start_and_lines_for_each_cell(tmp_path: Path, caplog: 
     assert any("Executing Cell 2" in line for line in expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("every", "is_saved"), [(0, False), (0.2, True), (30, True)])
 def test_autosave_is_as_often_as_requested(every: float, is_saved: bool, tmp_path: Path) -> None:
     """0 saves where a cell starts and nowhere else; papermill's default leaves ours, which is more often."""

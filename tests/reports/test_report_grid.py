@@ -112,6 +112,7 @@ def test_a_plot_with_equal_places_of_two_kinds() -> None:
     assert len(plots.draw(group(jobs))) == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_hundred_jobs_stay_readable(tmp_path: Path) -> None:
     """The page is small, has few plots however many notebooks there are, and links to its parts."""

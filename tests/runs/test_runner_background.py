@@ -110,6 +110,7 @@ def test_a_hanging_sensor_hides_the_free_memory_and_no_more(project: Path, monke
     assert free_vram(sound)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", ["", PROCESSES])
 def test_a_run_goes_on_beside_a_card_that_hangs(
     file: str,

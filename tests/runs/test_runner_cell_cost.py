@@ -20,6 +20,7 @@ from rocmlab.simulation import write_host
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="warm kernels need Linux")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 2])
 def test_jobs_show_what_a_cell_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: Device, count: int) -> None:
     """One job starts cold, two are forked; each measures the GPU of its lease, and an error below it fails the job."""

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 REPLACE = "import os; os.replace({edited!r}, {path!r}); print('saved')"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parameters", [{}, {"rate": 2}], ids=["plain", "with parameters"])
 def test_what_is_saved_during_a_run_is_not_executed(
     tmp_path: Path, gpus: list[Device], cpu: Device, run_folder: RunFolder, parameters: dict[str, Any]

@@ -641,6 +641,7 @@ run(notebook_files.jobs([path]), folder=RunFolder.create(path.parent, "killed"),
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victims", [("runner",), ("runner", "worker"), ("worker",)])
 def test_the_lease_of_a_run_lives_as_long_as_the_kernel(tmp_path: Path, victims: tuple[str, ...]) -> None:
     """After kill -9 of runner, worker or both, the GPU is never free while the kernel lives, and soon after it is."""

@@ -83,6 +83,7 @@ def test_a_csv_list_says_everything(mark: bytes, end: str, tmp_path: Path) -> No
     assert second == Entry(Request("b.ipynb", source="csv"), {}, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "where", "what"),

@@ -117,6 +117,7 @@ def test_a_notebook_that_the_system_kills_for_want_of_memory(tmp_path: Path) -> 
     assert "✗ eats  killed" in ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="no oom_score_adj: this is not Linux")
 @pytest.mark.parametrize("warm", ["auto", "off"])
 def test_where_memory_runs_out_the_kernels_go_before_the_runner(tmp_path: Path, warm: str) -> None:

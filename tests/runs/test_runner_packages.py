@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 SAYS = "import os, sys, harmless; print('runs', sys.executable, 'tabnanny' in sys.modules, harmless.answer, 'end')"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 2])
 def test_jobs_have_them_cold_and_forked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: list[Device], cpu: Device, count: int

@@ -261,6 +261,7 @@ class Simulation:
             assert wish.is_mixed or len(products) <= 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(HOSTS, JOBS, st.data())

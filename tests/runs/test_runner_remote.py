@@ -176,6 +176,7 @@ def test_jobs_run_on_both_nodes_with_the_gpus_that_ray_gave(lab: Lab) -> None:
     assert set(jobs["w0"]["files"]) == {"notebook", "html", "log", "samples"}
 
 
+@pytest.mark.long
 def test_kernels_are_forked_on_every_node_and_learn_how_their_children_ended(lab: Lab) -> None:
     """Ray's processes ignore SIGCHLD and hand that on: a fork server would not see its first kernel end."""
     home = Path(os.environ["JUPYTER_PATH"])
@@ -214,6 +215,7 @@ def test_files_come_home_where_the_run_folder_is_not_shared(lab: Lab) -> None:
     assert eventually(lambda: not list(Path(lab.cluster.temporary).glob("rocmlab-run-*")), 30)
 
 
+@pytest.mark.long
 def test_an_exchange_brings_them_home_too(lab: Lab, tmp_path: Path) -> None:
     """Files that are left at an address that both reach are fetched and removed there."""
     pytest.importorskip("fsspec")
@@ -228,6 +230,7 @@ def test_an_exchange_brings_them_home_too(lab: Lab, tmp_path: Path) -> None:
     assert not [path for path in exchange.rglob("*") if path.is_file()]
 
 
+@pytest.mark.long
 def test_results_come_home_where_the_exchange_fails(lab: Lab, tmp_path: Path) -> None:
     """It did when the run began; hours later its node cannot write it, and Ray brings the files."""
     pytest.importorskip("fsspec")
@@ -330,6 +333,7 @@ def test_a_node_that_is_lost_costs_no_job(lab: Lab) -> None:
     assert sorted(retried) == sorted(job["name"] for job in moved)
 
 
+@pytest.mark.long
 def test_jobs_that_wait_for_a_node_that_is_lost_go_elsewhere(lab: Lab) -> None:
     """A node is chosen for each that wants several GPUs; one that had not begun there has no attempt to its name."""
     third = lab.cluster.add("fourth")
@@ -349,6 +353,7 @@ def test_jobs_that_wait_for_a_node_that_is_lost_go_elsewhere(lab: Lab) -> None:
     assert {job["devices"][0]["node"] for job in jobs.values()} == {"head", "second"}
 
 
+@pytest.mark.long
 def test_a_node_with_a_second_mask_is_refused(kernel: str, tmp_path: Path) -> None:
     """ROCR_VISIBLE_DEVICES would number the GPUs again; without any other node there is no run, and no folder."""
     with ray_nodes.started(os.environ) as cluster:

@@ -113,6 +113,7 @@ def test_a_run_that_ended_has_nothing_left_to_do(project: Path, capsys: pytest.C
     assert first["jobs"] == second["jobs"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("left", [None, b""])
 def test_a_notebook_that_was_lost_is_made_again(
     left: bytes | None, project: Path, capsys: pytest.CaptureFixture[str]
@@ -398,6 +399,7 @@ def wait_for(path: Path, word: str, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["d start", "b start"])
 def test_after_a_kill_nothing_is_lost_and_nothing_done_twice(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

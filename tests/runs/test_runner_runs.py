@@ -105,6 +105,7 @@ def states(notebook: dict) -> list[str | None]:
     return [cell["metadata"]["papermill"]["status"] for cell in code]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "status", "exit_code"),
     [
@@ -265,6 +266,7 @@ def test_a_notebook_that_takes_too_long_is_saved_and_ended(
     assert states(notebook_of(done, "long")) == ["failed"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "times"), [(signal.SIGTERM, 1), (signal.SIGINT, 2)])
 def test_a_signal_ends_the_run_in_order(tmp_path: Path, number: signal.Signals, times: int) -> None:
     """The running job is ended and saved, the others are marked as not run, and no process is left."""
@@ -332,6 +334,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grace_seconds", [0.0, 5.0])
 def test_what_a_job_held_is_free_when_its_processes_are_ended(tmp_path: Path, grace_seconds: float) -> None:
     """A lease that one of them inherited can be taken at once, however much memory the process had."""

@@ -72,6 +72,7 @@ def unseen(tmp_path: Path) -> Iterator[Unseen]:
         made.process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("opened", [os.pipe, pty.openpty], ids=["pipe", "terminal"])
 def test_a_run_goes_on_when_no_one_reads_it_any_more(opened: Callable[[], tuple[int, int]], unseen: Unseen) -> None:
@@ -86,6 +87,7 @@ def test_a_run_goes_on_when_no_one_reads_it_any_more(opened: Callable[[], tuple[
     assert unseen.process.returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("opened", [os.pipe, pty.openpty], ids=["pipe", "terminal"])
 def test_an_interrupted_run_is_saved_when_no_one_reads_it(

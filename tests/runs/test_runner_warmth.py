@@ -97,6 +97,7 @@ def test_kernels_of_several_jobs_are_forked(tmp_path: Path, preload: Path, gpus:
     assert all(map(Leases.of_host().is_free, gpus))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("count", "rules"), [(1, {}), (2, {"warm": "off"})])
 def test_kernels_start_cold_where_a_fork_server_is_of_no_use(
     tmp_path: Path, preload: Path, gpus: list[Device], cpu: Device, count: int, rules: dict[str, str]
@@ -108,6 +109,7 @@ def test_kernels_start_cold_where_a_fork_server_is_of_no_use(
     assert said(done, "warm") == ["False"] * count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
@@ -153,6 +155,7 @@ def test_a_killed_fork_server_is_replaced(tmp_path: Path, preload: Path, gpus: l
     assert parents[0] != parents[1] == parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("warm", ["auto", "off"])
 def test_the_memory_of_a_kernel_can_be_limited(
     tmp_path: Path, preload: Path, gpus: list[Device], cpu: Device, warm: str

@@ -90,6 +90,7 @@ def test_a_slot_keeps_its_worker_and_a_job_sees_nothing_of_the_one_before(tmp_pa
     assert "the first" not in logs[1].read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cell", "status"),
     [

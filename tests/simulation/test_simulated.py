@@ -89,6 +89,7 @@ class TestProfiles:
         assert found[2].pci_address == "0001:03:00.0"
         assert found[0].card_node == "/dev/dri/card1"
 
+    @pytest.mark.long
     @pytest.mark.parametrize("key", PRODUCTS)
     def test_each_product_is_known_to_our_data_file(self, tmp_path: Path, key: str) -> None:
         """Names and targets are found for every product, and its samples are whole."""
@@ -100,6 +101,7 @@ class TestProfiles:
         assert found.compute_units == PRODUCTS[key].compute_units
         assert (read.busy_percent, read.core_clock_max_hertz) == (70, PRODUCTS[key].core_clocks[1] * 1_000_000)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("profile", PROFILES)
     def test_sixty_four_gpus_fit(self, tmp_path: Path, profile: str) -> None:
         """Nodes and cards of two digits sort as numbers, and nothing appears twice."""

@@ -18,6 +18,7 @@ def properties(path: Path) -> dict[str, int]:
     return parse_properties((path / "properties").read_text())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("fault", [None, *KINDS])
 def test_nodes_are_numbered_and_linked_without_a_hole(tmp_path: Path, profile: str, fault: str | None) -> None:

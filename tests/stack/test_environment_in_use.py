@@ -46,6 +46,7 @@ def run_under_way(folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("verb", ["run-notebooks", "up", "build"])
 def test_a_run_keeps_its_environment_from_being_changed(lab: Clone, verb: str) -> None:
     """No server runs; the run is named, with the ways out, and nothing was installed."""
@@ -81,6 +82,7 @@ def present(folder: Path) -> None:
     (folder / "rocmlab-environment.json").write_text('{"backend": "cuda"}')
 
 
+@pytest.mark.long
 @NEEDS_NATIVE_PYTHON
 @pytest.mark.parametrize("is_link", [False, True])
 def test_an_environment_is_kept_until_the_new_one_is_finished(

@@ -280,6 +280,7 @@ class TestInstaller:
         assert called["arguments"][-1] == "torch"
         assert "--constraint" not in called["arguments"]
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("constraint", "lock", "counts"),
         [
@@ -357,6 +358,7 @@ class TestInstaller:
 
         assert json.loads(record.read_text())["arguments"].count("--no-index") == 1
 
+    @pytest.mark.long
     @pytest.mark.parametrize("reason", ["missing", "failing", "setting"])
     def test_pip_installs_where_uv_cannot(self, environment: Path, tmp_path: Path, reason: str) -> None:
         """Where uv is missing, fails, or has no equivalent of a setting; which of them is written to the log."""
@@ -452,6 +454,7 @@ class TestInstaller:
             line for line in recorded if line.startswith(f"{note},")
         ]
 
+    @pytest.mark.long
     @pytest.mark.parametrize("has_uv", [True, False])
     @pytest.mark.parametrize("setting", ["extra-index-url", "find-links"])
     def test_no_other_index_outbids_the_one_that_was_chosen(

@@ -222,6 +222,7 @@ def token(lab: Clone) -> dict[str, str]:
     return {"Authorization": f"token {lab.env['JUPYTER_TOKEN']}"}
 
 
+@pytest.mark.long
 def test_the_printed_link_logs_in_with_a_cookie_for_tls_alone(proxy: Proxy) -> None:
     """Then the cookie is enough; the proxy has written the token nowhere, and without both there is nothing."""
     with proxy.answer(f"/lab?token={proxy.lab.env['JUPYTER_TOKEN']}") as page:
@@ -297,6 +298,7 @@ def test_a_file_larger_than_the_proxys_default_can_be_saved(proxy: Proxy) -> Non
         assert answer.status == 204
 
 
+@pytest.mark.long
 def test_the_labs_own_commands_find_it(lab: Clone) -> None:
     """Also below a path, which is in the address that is printed; nothing of the lab is at the root then."""
     printed = f"http://127.0.0.1:{lab.port}{base_url(lab)}lab?token={lab.env['JUPYTER_TOKEN']}"
@@ -316,6 +318,7 @@ def test_the_labs_own_commands_find_it(lab: Clone) -> None:
     assert clients.ask(lab.port, lab.env["JUPYTER_TOKEN"], "/api/status")[0] == (200 if is_root else 404)
 
 
+@pytest.mark.long
 def test_the_labs_own_tls_is_printed_and_renewed_while_it_runs(lab: Clone) -> None:
     """With the fingerprint of what is served; another certificate, as after a renewal, needs no restart."""
     port = int(lab.settings["TLS_PORT"])

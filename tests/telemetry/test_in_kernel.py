@@ -70,6 +70,7 @@ def value(shown: list[Any]) -> str:
     return str(result.data["text/plain"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

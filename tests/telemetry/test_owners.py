@@ -252,6 +252,7 @@ def project_state(here: Path) -> list[tuple[str, int]]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("warm", ["auto", "off"])
 def test_jobs_of_a_run_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: str) -> None:
     """Cold and warm, two jobs of each notebook; a lab in whose terminal the run was started has none of them."""

@@ -102,6 +102,7 @@ def kernel() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", ["radeon", "instinct", "apu", "mixed"])
 def test_nvitop_prints_every_gpu(run: Run, tmp_path: Path, profile: str) -> None:
     """In HIP's order, with the values of the sampler."""

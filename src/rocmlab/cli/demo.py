@@ -14,7 +14,7 @@ from rocmlab.cli import demo_work
 from rocmlab.cli.main import command_parser
 from rocmlab.cli.up import say
 from rocmlab.simulation import Live
-from rocmlab.stack import demo, remote
+from rocmlab.stack import demo, remote, server
 from rocmlab.stack import project as projects
 from rocmlab.stack.project import Project
 
@@ -30,6 +30,10 @@ def main(name: str, arguments: Sequence[str]) -> int:
     chosen = build_parser(name).parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = projects.find()
+    if chosen.port is not None and not server.is_free(chosen.port):
+        why = "another program listens on it, or this user may not"
+        fix = f"rocmlab {name} --port {server.next_free(chosen.port)}"
+        raise RocmlabError(f"port {chosen.port} cannot be used", why, fix)
     settings = demo.settings(folder, chosen.port)
     _check_nothing_runs(settings.state, folder)
     demo.clear(settings)
@@ -40,7 +44,7 @@ def main(name: str, arguments: Sequence[str]) -> int:
     say("SIMULATED: four GPUs that do not exist, and trainings that only wait; nothing here computes on a GPU")
     started: list[subprocess.Popen[bytes]] = []
     try:
-        project = demo.start(project, say)
+        project = demo.start(project, say, on_any_port=chosen.port is None)
         _open_idle_notebook(project, demo_work.IDLE_NAME)
         started.append(_start_trainings(project, demo_work.TRAINING_NAME))
         _announce(project, settings.state / "host")

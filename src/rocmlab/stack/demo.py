@@ -62,10 +62,16 @@ def clear(given: Settings) -> None:
     shutil.rmtree(given.state, ignore_errors=True)
 
 
-def start(project: Project, say: Say) -> Project:
-    """Build or install what is missing, and start the lab; return the project, another one where it became native."""
+def start(project: Project, say: Say, *, on_any_port: bool = False) -> Project:
+    """Build or install what is missing, and start the lab; return the project, another one where it became native.
+
+    With `on_any_port` also another one where its port was taken meanwhile: an installation takes minutes.
+    """
     with projects.locked(project, say):
         project = projects.prepare(project, say, persist=False)
+        if on_any_port and not server.is_free(project.lab.port):
+            project.settings.chosen["PORT"] = str(server.next_free(project.lab.port))
+            project = projects.prepare(plan(project.settings.project, project.settings), say, persist=False)
         try:
             project.lab.start(say)
         except BaseException:  # Ctrl-C as well

@@ -67,6 +67,7 @@ def test_fine_tuning_learns_and_says_what_it_did(run):
     assert record["microseconds_per_sample"] == pytest.approx(1e6 * record["seconds_per_epoch"] / 300)
 
 
+@pytest.mark.long
 def test_frozen_body_stays_and_a_missed_bar_fails(run):
     """With a frozen body that knows nothing the head cannot get far: the notebook records that, and fails."""
     done, record = run("07_bert_trec", rows=40, epochs=1, freeze=True, head_learning_rate=1e-6, precision="bf16")
@@ -77,6 +78,7 @@ def test_frozen_body_stays_and_a_missed_bar_fails(run):
     assert "frozen" in done.stdout
 
 
+@pytest.mark.long
 def test_inference_over_batches_is_right_and_names_no_crossover_without_a_gpu(run):
     """Padded batches give what single questions give; on a CPU alone nothing claims to be faster."""
     done, record = run("08_bert_inference_batches", batches="4 1 16", reruns=2)

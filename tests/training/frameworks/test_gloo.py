@@ -70,6 +70,7 @@ def _no_share(monkeypatch):
     monkeypatch.delenv("ROCMLAB_SHARE", raising=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ENDINGS)
 def test_dead_rank_ends_the_job_within_seconds_and_is_named(tmp_path, name):
     """The others end, and what it had started; the error names it, how it ended and its last lines."""
@@ -91,6 +92,7 @@ def test_dead_rank_ends_the_job_within_seconds_and_is_named(tmp_path, name):
             time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_probe_climbs_over_what_fails_and_what_hangs(tmp_path, monkeypatch):
     """A way that raises and a way that never answers are left behind, with the reason; the next one is taken."""
     (tmp_path / "sitecustomize.py").write_text(HANGS)
@@ -159,6 +161,7 @@ for port in ports:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     sys.platform != "linux" or os.getuid() != 0, reason="tries as another user: run it as root, on Linux"
 )

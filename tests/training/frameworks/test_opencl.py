@@ -61,6 +61,7 @@ def test_the_wheels_pocl_compiles_for_a_processor_that_it_does_not_know():
     assert "PoCL 3.0" in compute(unknown=True, OCL_ICD_VENDORS=str(folder))
 
 
+@pytest.mark.long
 def test_a_systems_pocl_computes_after_tensorflow():
     """Both bring an LLVM; each uses its own, in one process, and TensorFlow still computes afterwards."""
     if not find_spec("tensorflow") or not list(Path("/etc/OpenCL/vendors").glob("pocl*.icd")):

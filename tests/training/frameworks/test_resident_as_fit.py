@@ -9,6 +9,7 @@ import pickle
 import numpy as np
 import pytest
 from small_models import dense, digits, side_by_side
+from variants import long_on
 
 from rocmlab.base.errors import RocmlabError
 
@@ -33,6 +34,7 @@ def test_arguments_are_those_of_fit(keras, fit_resident):
     assert [(one.name, one.default, one.kind) for one in ours] == [(one.name, one.default, one.kind) for one in theirs]
 
 
+@long_on("jax")
 def test_parts_weights_and_rare_validation_are_those_of_fit(keras, fit_resident):
     """Class weights, a split, validation at some epochs, in its own batches and for some steps end as by `fit`."""
     x, y = digits()
@@ -63,6 +65,7 @@ def test_parts_weights_and_rare_validation_are_those_of_fit(keras, fit_resident)
     assert result.params["epochs"] == 4
 
 
+@long_on("jax")
 def test_a_history_can_be_pickled_and_an_interrupted_one_be_read(keras, fit_resident):
     """As that of `fit`; after an error `model.history` has what was done so far."""
     model = dense(keras)
@@ -82,6 +85,7 @@ def test_a_history_can_be_pickled_and_an_interrupted_one_be_read(keras, fit_resi
     assert (again.history, again.how) == (result.history, result.how)
 
 
+@long_on("jax")
 def test_places_and_steps_are_those_of_fit(keras, fit_resident):
     """Arguments by their places, and steps without a size of batches, are those of `fit`."""
     x, y = digits()

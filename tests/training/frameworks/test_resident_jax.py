@@ -104,6 +104,7 @@ class TestSameAsFit:
 
         side_by_side(fit_resident, make, x, y, sample_weight=weights, validation_data=(x[:40], y[:40], weights[:40]))
 
+    @pytest.mark.long
     def test_learning_rate_schedule_and_averaged_weights(self, keras, fit_resident):
         """A schedule counts the optimizer's steps; averaged weights are put in place at the end."""
         x, y = digits(70)
@@ -152,6 +153,7 @@ class TestSameAsFit:
 
         side_by_side(fit_resident, make, {"right": x[:, 6:], "left": x[:, :6]}, [y, x[:, :1]])
 
+    @pytest.mark.long
     def test_convolutions_run_batch_by_batch_on_a_cpu(self, keras, fit_resident):
         """Where a scan would be slower, each batch is a program of its own, `how` reports it, and the weights agree."""
         x, y = digits(40)
@@ -305,6 +307,7 @@ class TestShuffle:
         np.testing.assert_array_equal(first, again)
         assert not np.allclose(first, other)
 
+    @pytest.mark.long
     def test_reaches_the_accuracy_of_fit(self, keras, fit_resident):
         """Shuffled, a model learns as well as by fit."""
         x, y = digits(600)
@@ -321,6 +324,7 @@ class TestShuffle:
 class TestTooLarge:
     """Data that do not fit stream in blocks."""
 
+    @pytest.mark.long
     def test_blocks_give_the_same_weights(self, keras, fit_resident):
         """Streamed in blocks, with the validation set cut as well, the model ends where fit takes it."""
         x, y = digits(330)
@@ -435,6 +439,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.long
 def test_two_devices_share_each_batch(keras):
     """Under DataParallel two devices train to the weights of one, also with a batch that cannot be halved."""
     env = {

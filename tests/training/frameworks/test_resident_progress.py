@@ -75,7 +75,7 @@ class Child:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("keras", marks=long_on("torch")), *(["plain"] if BACKEND == "torch" else [])]
+    "kind", [pytest.param("keras", marks=long_on("torch", "jax")), *(["plain"] if BACKEND == "torch" else [])]
 )
 def test_an_interrupt_acts_within_seconds_and_leaves_a_complete_step(kind):
     """SIGINT in the middle of a long epoch, and of a long validation: handled soon, and the training continues."""
@@ -132,7 +132,7 @@ class TestCuts:
         ("steps", "memory_bytes"),
         [
             pytest.param(4, None, id="resident"),
-            pytest.param(1, 8000, id="streamed", marks=long_on("tensorflow")),
+            pytest.param(1, 8000, id="streamed", marks=long_on("jax", "tensorflow")),
         ],
     )
     def test_any_number_of_programs_gives_the_same_numbers(self, train, steps, memory_bytes):
@@ -145,6 +145,7 @@ class TestCuts:
             np.testing.assert_array_equal(one, other)
         assert cut_history == history
 
+    @long_on("jax", "tensorflow")
     @pytest.mark.skipif(BACKEND == "torch", reason="PyTorch runs no loop on the device")
     def test_groups_of_a_fixed_length_as_on_a_gpu(self, train, monkeypatch):
         """Steps in groups, as a GPU needs them, with single ones that are left, give the same numbers also."""

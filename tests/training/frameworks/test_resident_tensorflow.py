@@ -163,6 +163,7 @@ def big_scale(keras):
 class TestWays:
     """Every way of running an epoch does the same, and the fastest that works is taken."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize("way", WAYS)
     def test_each_way_ends_where_fit_does(self, keras, fit_resident, engine, monkeypatch, way):
         """A whole epoch in XLA, a compiled step, a graph, a graph of a step and eager steps agree with fit."""
@@ -193,6 +194,7 @@ class TestWays:
         assert "a loop over its 5 batches without XLA" in result.how
         assert "not as one program for each step" in result.how
 
+    @pytest.mark.long
     def test_a_failure_in_the_last_batch_leaves_no_trace(self, keras, fit_resident, engine, monkeypatch):
         """When the way fails after some steps of its first epoch, those are undone before the next way begins."""
         from rocmlab.training.resident import tensorflow_loop
@@ -273,6 +275,7 @@ class TestWays:
 class TestOrder:
     """The order of the samples."""
 
+    @pytest.mark.long
     def test_same_seed_same_training(self, keras, fit_resident):
         """The same seed gives the same weights to the last bit, another seed gives others."""
         x, y = digits()
@@ -301,6 +304,7 @@ class TestOrder:
         assert (first != second).mean() > 0.9
         assert (first != np.arange(1000)).mean() > 0.9
 
+    @pytest.mark.long
     def test_blocks_train_as_resident_data_do(self, keras, fit_resident):
         """Data too large for the memory they may have stream in blocks: the same weights, and `how` reports it."""
         x, y = digits(330)

@@ -12,7 +12,7 @@ import pytest
 from variants import long_on
 
 # In each run `15_compare` measures such a row on all three.
-pytestmark = [pytest.mark.frameworks, long_on("jax", "tensorflow")]
+pytestmark = [pytest.mark.frameworks, long_on("jax", "tensorflow", together="a row")]
 SRC = Path(__file__).parents[3] / "src"
 
 

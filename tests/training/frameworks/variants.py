@@ -7,6 +7,8 @@ import os
 import pytest
 
 
-def long_on(*backends):
+def long_on(*backends, together=""):
     """Return the mark `long` where Keras has one of these backends: another one shows the same in each run."""
-    return pytest.mark.long if os.environ.get("KERAS_BACKEND") in backends else pytest.mark.skipif(False, reason="")
+    if (backend := os.environ.get("KERAS_BACKEND")) not in backends:
+        return pytest.mark.skipif(False, reason="")
+    return pytest.mark.long(f"{together}, {backend}") if together else pytest.mark.long

@@ -1,0 +1,66 @@
+"""The parts into which the tests marked `long` are divided."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import long_parts
+import pytest
+
+TESTS = """
+import pytest
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(6))
+def test_of_several(number): pass
+
+@pytest.mark.long
+def test_of_one(): pass
+
+def test_of_each_run(): pass
+"""
+
+
+def run_part(folder: Path, part: str) -> set[str]:
+    """Return the tests that run in a part."""
+    (folder / "conftest.py").write_text(
+        "from long_parts import keep_part, pytest_report_header\n"
+        "def pytest_collection_modifyitems(config, items): keep_part(config, items)\n"
+    )
+    (folder / "pyproject.toml").write_text('[tool.pytest]\nmarkers = ["long"]\n')
+    (folder / "test_it.py").write_text(TESTS)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:xdist", "test_it.py"],
+        cwd=folder,
+        env={**os.environ, "LONG_PART": part, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert f"tests marked long: {'part ' if part != 'all' else ''}{part}" in done.stdout
+    return set(re.findall(r"test_it\.py::(\S+) PASSED", done.stdout))
+
+
+@pytest.mark.slow
+def test_all_parts_together_have_every_test_and_each_has_one_of_several(tmp_path: Path) -> None:
+    """What one commit leaves is run by another; each tests all that has variants with some of these."""
+    whole = run_part(tmp_path, "all")
+    parts = [run_part(tmp_path, str(number)) for number in range(long_parts.PARTS)]
+
+    assert len(whole) == 8
+    assert set.union(*parts) == whole
+    assert all("test_of_each_run" in part for part in parts)
+    assert all(sum(name.startswith("test_of_several") for name in part) in (1, 2) for part in parts)
+    assert sum("test_of_one" in part for part in parts) == 1
+
+
+@pytest.mark.parametrize("count", range(2, 10))
+def test_no_part_is_without_a_variant(count: int) -> None:
+    """However many there are."""
+    for part in range(long_parts.PARTS):
+        assert any(long_parts.in_part(part, "a test", index, count) for index in range(count))
