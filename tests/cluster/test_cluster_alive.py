@@ -363,7 +363,7 @@ class Actor:
 
 actor = Actor.remote()
 ray.get(actor.ready.remote())
-first, worker = FIRST, WORKERS
+first, workers = FIRST, WORKERS
 calls = [
     (first, "NodeInfoGcsService/GetAllNodeInfo"), (first, "NodeInfoGcsService/RegisterNode"),
     (first, "InternalKVGcsService/InternalKVKeys"), (first, "JobInfoGcsService/AddJob"),
@@ -375,7 +375,7 @@ import psutil
 raylets = [each for each in psutil.process_iter(["name"]) if each.info["name"] == "raylet"]
 ours = [each for each in raylets if RAYLET in " ".join(each.cmdline())]
 listening = [each.laddr.port for one in ours for child in one.children() for each in child.net_connections("tcp")
-             if each.status == "LISTEN" and each.laddr.port in range(*worker)]
+             if each.status == "LISTEN" and any(each.laddr.port in range(*span) for span in workers)]
 for port in listening:
     calls += [(port, f"CoreWorkerService/{name}") for name in ("PushTask", "GetObjectStatus", "KillActor")]
 answers = {}
@@ -393,8 +393,7 @@ print(json.dumps({"answers": answers, "workers": len(listening)}))
 def test_no_service_of_a_node_answers_a_call_without_the_token(alive: Cluster) -> None:
     """Head, node manager, object manager, agent, and the processes that compute: each refuses."""
     spans = [ports.numbers(node.port)["workers"] for node in alive.nodes]  # Ray starts the actor on any node
-    span = f"({min(each.start for each in spans)}, {max(each.stop for each in spans)})"
-    text = CALLS.replace("FIRST", str(alive.port)).replace("WORKERS", span)
+    text = CALLS.replace("FIRST", str(alive.port)).replace("WORKERS", str([(each.start, each.stop) for each in spans]))
 
     found = alive.answer(text.replace("RAYLET", repr(str(alive.folder))).replace("ADDRESS", alive.address))
 
