@@ -115,6 +115,7 @@ def test_every_end_has_its_exit_code_and_all_are_one_run(share: Path) -> None:
     assert resume.read(RunFolder(folder)).entries["good"].result is not None, "`rocmlab run --resume` knows it as well"
 
 
+@pytest.mark.long
 def test_an_element_that_is_done_does_nothing(share: Path) -> None:
     """A second submission leaves what ended well, and keeps the earlier attempt of what did not."""
     folder = export(share, "good", "bad", "--gpus", "none")
@@ -161,6 +162,7 @@ def test_a_notebook_that_changed_since_the_export_is_not_run(share: Path) -> Non
     assert "changed since the export" in ended.stderr
 
 
+@pytest.mark.long
 def test_a_copy_is_run_whatever_becomes_of_the_notebook(share: Path) -> None:
     """With --copy the run has notebooks of its own."""
     folder = export(share, "good", "-p", "x=3,4", "--gpus", "none", "--copy")
@@ -257,6 +259,7 @@ def test_an_element_does_not_begin_while_the_run_is_continued(
     assert list((folder / "parts").iterdir()) == []
 
 
+@pytest.mark.long
 def test_an_element_that_waited_for_collect_is_seen_by_the_next(share: Path, tmp_path: Path) -> None:
     """It has its lock of the run for as long as it works."""
     begun, gate = tmp_path / "begun", tmp_path / "gate"
@@ -306,6 +309,7 @@ def test_a_job_that_runs_is_not_collected_as_killed(share: Path) -> None:
     assert events(folder) == ["run started"]
 
 
+@pytest.mark.long
 def test_without_locks_no_job_is_said_to_be_killed(share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A share without flock (Lustre's default) does not show whether a job runs, so none is noted as ended."""
 

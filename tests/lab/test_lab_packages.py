@@ -93,6 +93,7 @@ def test_other_kernels_do_not_have_them(servers: ForkServers, place: Place) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_fork_server_runs_the_overlays_interpreter_and_follows_it(
     host: Host, servers: ForkServers, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +155,7 @@ class TestPipInANotebook:
         asyncio.run(scenario())
         assert place.current() is None
 
+    @pytest.mark.long
     def test_another_environments_pip_installs_there(self, servers: ForkServers, place: Place, tmp_path: Path) -> None:
         """One that the notebook has made is the user's own."""
 

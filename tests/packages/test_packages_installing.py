@@ -218,6 +218,7 @@ class TestRemoving:
         assert has(place) == {"trains": "1.0", "helper": "1.0"}
 
 
+@pytest.mark.long("options of pip, packages by their paths")
 class TestOptions:
     """What is said with one package."""
 
@@ -249,6 +250,7 @@ class TestOptions:
         assert add("wants-newer", "harmless").changed == {"harmless": "2.0", "wants-newer": "1.0"}
 
 
+@pytest.mark.long("options of pip, packages by their paths")
 class TestPaths:
     """What is named by its path or address has the name of its package."""
 
@@ -314,6 +316,7 @@ class TestPaths:
         assert has(place) == {"numpy": "1.26.4"}
 
 
+@pytest.mark.long("packages of another image")
 class TestAnotherImage:
     """The lab's packages have changed."""
 

@@ -269,6 +269,7 @@ def test_two_runs_of_the_command_are_compared(
     assert f"report: share/runs/{folder.name}/report.html" in output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_parameter_that_is_given_its_default_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -113,6 +113,7 @@ def test_a_part_of_a_second_is_a_limit_for_a_cell(project: Path, capsys: pytest.
     assert "longer than 0.5 s" in json.loads(capsys.readouterr().out)["jobs"][0]["error"]["value"]
 
 
+@pytest.mark.long
 def test_a_run_inside_a_job_does_not_wait_for_the_gpu_of_that_job(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,7 @@ def run_all(jobs: list[Any], folder: RunFolder, slots: Slots, retries: int = 0) 
     return run(jobs, folder=folder, slots=slots, display=Watcher(), rules=Rules(retries=retries))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_broken_gpu_does_not_take_the_queue(tmp_path: Path, slots: Slots, run_folder: RunFolder) -> None:
     """It is the free one each time: without a rest most jobs of the run would die on it."""

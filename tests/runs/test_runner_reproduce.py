@@ -50,6 +50,7 @@ def ran(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, dict[
     return log.partition("mine ")[2].split()[0], json.loads((folder / job["environment"]).read_text()), folder
 
 
+@pytest.mark.long
 def test_a_run_has_exactly_the_versions_of_another(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

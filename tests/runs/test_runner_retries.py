@@ -82,6 +82,7 @@ def test_what_a_killed_save_has_left_goes_with_the_next_attempt(
     assert sorted(each.name for each in run.glob(".*")) == sorted(others)
 
 
+@pytest.mark.long
 def test_the_number_of_retries_is_kept(tmp_path: Path, slots: Slots, run_folder: RunFolder) -> None:
     """After the last one the job has failed, with all its attempts."""
     seen = tmp_path / "seen"
@@ -161,6 +162,7 @@ def test_the_command_tries_once_more_and_says_so(
     assert "attempt 2" in output
 
 
+@pytest.mark.long
 def test_a_night_of_small_jobs_keeps_only_results(
     tmp_path: Path, slots: Slots, run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_worker_that_is_killed_while_idle_costs_nothing(tmp_path: Path, cpu: D
     assert worker_of(done, "1") != worker_of(done, "2")
 
 
+@pytest.mark.long
 def test_many_jobs_leave_the_runner_and_its_workers_as_they_were(tmp_path: Path, gpus: list[Device]) -> None:
     """18 notebooks on two slots: two workers, no file left open, hardly any memory, no kernel that would not end."""
     sizes: list[tuple[int, int, frozenset[int]]] = []
@@ -392,6 +393,7 @@ def test_a_full_disk_costs_the_log_and_not_the_job(
     assert result.warnings == ["its log is not complete: No space left on device"]
 
 
+@pytest.mark.long
 def test_a_job_that_ended_by_itself_is_not_called_killed(tmp_path: Path, cpu: Device) -> None:
     """The run is interrupted when the worker has said that the notebook failed."""
 
@@ -410,6 +412,7 @@ def test_a_job_that_ended_by_itself_is_not_called_killed(tmp_path: Path, cpu: De
     assert (done.results[0].status, done.results[0].error["name"]) == ("failed", "ZeroDivisionError")
 
 
+@pytest.mark.long
 def test_an_error_of_ours_fails_one_job_only(tmp_path: Path, cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python of the second job goes while the first runs, and the third is none of their business."""
     specs = tmp_path / "jupyter"

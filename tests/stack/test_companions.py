@@ -67,6 +67,7 @@ def test_the_build_that_matches_is_taken(python: Path, tmp_path: Path) -> None:
     assert add(python, tmp_path) == ("torchvision 0.28.0+rocm7.2", True)
 
 
+@pytest.mark.long
 def test_a_build_for_other_hardware_is_removed(python: Path, tmp_path: Path) -> None:
     """The CPU's build imports next to ROCm's PyTorch, and would fail later, on the GPU."""
     vision(tmp_path, "0.28.0+cpu", "2.13.0")
@@ -77,6 +78,7 @@ def test_a_build_for_other_hardware_is_removed(python: Path, tmp_path: Path) -> 
     assert not is_there
 
 
+@pytest.mark.long
 def test_one_that_cannot_be_imported_is_removed(python: Path, tmp_path: Path) -> None:
     """`transformers` looks whether it is there, and would fail with it."""
     vision(tmp_path, "0.28.0+rocm7.2", "2.13.0", 'raise RuntimeError("operator torchvision::nms does not exist")\n')

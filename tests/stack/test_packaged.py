@@ -64,6 +64,7 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.long
 def test_the_wheel_is_the_same_bytes_whoever_builds_it(package: Path, tmp_path: Path) -> None:
     """At another time, with other times of the files and another umask."""
     source = package.parent / "rocmlab-0.1.0"
@@ -115,6 +116,7 @@ def test_files_of_a_user_are_never_written_over(package: Path, here: Path) -> No
     assert sorted(path.name for path in here.iterdir()) == ["lab", "rocmlab"]
 
 
+@pytest.mark.long
 def test_the_folder_that_is_named_is_used_also_inside_another_project(package: Path, here: Path) -> None:
     """Else that other one's settings would be written, and its lab be started."""
     rocmlab(package, here, "up")
@@ -146,6 +148,7 @@ def test_only_up_and_build_make_a_folder(package: Path, here: Path, arguments: t
     assert ("--folder" in done.stdout) == (arguments == ("up", "--help"))
 
 
+@pytest.mark.long
 def test_a_folder_runs_its_own_version(package: Path, newer: Path, here: Path) -> None:
     """A newer package that is installed changes nothing before `upgrade`, which gives git its files."""
     rocmlab(package, here, "up")

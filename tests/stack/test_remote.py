@@ -121,6 +121,7 @@ def test_make_url_prints_the_command_for_a_name(lab: Clone) -> None:
     assert "invalid HOST='-oProxyCommand=id'" in lab.make("url", HOST="-oProxyCommand=id", succeeds=False).stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_demonstration_prints_it_for_its_own_port(lab: Clone) -> None:
     """It is what people try first on a machine that they reach by ssh."""

@@ -186,6 +186,7 @@ def test_a_lab_with_a_kernel_is_not_moved_to_another_path(lab: Clone, kernel: st
     assert url.startswith(f"http://127.0.0.1:{lab.port}/lab?token=")
 
 
+@pytest.mark.long
 def test_an_idle_lab_moves_to_another_path_and_back(lab: Clone) -> None:
     """It is stopped where it was, and started where it is wanted."""
     lab.make("up")

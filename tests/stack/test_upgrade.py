@@ -287,6 +287,7 @@ def uvx(tmp_path: Path, wheels: Path) -> Uvx:
     return Uvx(tmp_path, older, newer, environment)
 
 
+@pytest.mark.long
 def test_an_installed_package_is_upgraded_and_rolled_back(uvx: Uvx) -> None:
     """Without a clone: `build` makes the folder, a newer wheel's `upgrade` switches it, `rollback` goes back."""
     user = Clone(uvx.folder / "rocmlab", {}, uvx.environment)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 NOTE_BYTES = 4096
-END_SECONDS = 0.5  # for a child that was killed
+END_SECONDS = 1.0  # for a child that was killed; on a busy machine it takes a moment
 
 
 @dataclass
@@ -75,15 +75,15 @@ def each_within(seconds: float, works: Sequence[Callable[[], T]]) -> list[T | Ro
             if child.has_ended:
                 os.waitpid(child.pid, 0)
             else:
-                _end(child.pid)
+                end_child(child.pid)
 
 
-def _end(pid: int) -> None:
+def end_child(pid: int) -> None:
     """Kill a child and wait for its end, unless the driver holds it: then it ends when the driver lets go."""
     os.kill(pid, signal.SIGKILL)
-    end = time.monotonic() + END_SECONDS
-    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end:
-        time.sleep(0.005)
+    latest = time.monotonic() + END_SECONDS
+    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < latest:
+        time.sleep(0.001)
 
 
 def _start(work: Callable[[], Any]) -> _Child:

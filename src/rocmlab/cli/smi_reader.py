@@ -118,10 +118,7 @@ class ViewReader:
         """End the child, without waiting for one that the driver holds."""
         os.close(self._requests)
         os.close(self.receiving)
-        os.kill(self._pid, signal.SIGKILL)
-        end = time.monotonic() + 0.2
-        while not os.waitpid(self._pid, os.WNOHANG)[0] and time.monotonic() < end:
-            time.sleep(0.001)
+        guard.end_child(self._pid)
 
 
 def _run(root: Path, choose: Choose, queries_lab: bool, requests: int, sending: int, note: mmap) -> NoReturn:
