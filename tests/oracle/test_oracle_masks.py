@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 
 HIP, CUDA, ROCR = MASKS
 COUNTS = (1, 2, 4, 8)
-RANDOM_MASKS = int(os.environ.get("RANDOM_MASKS", "1000"))
+RANDOM_MASKS = int(os.environ.get("RANDOM_MASKS", "400"))
 SEED = os.environ.get("TEST_SEED", "file")
 # Single values, with {0} and {1} in place of the UUIDs of the first two GPUs, less their GPU-.
 NUMBERS = ("0", "1", "1,0", "3,1", "0,0", "1,0,1", "0,9", "9,0", "9", "4", "7,6,5", "-1", "0,-1,1", "1,-1", "-1,0", "")
