@@ -16,7 +16,7 @@ from test_lab import ARTIFACTS
 from rocmlab.devices import Device
 from rocmlab.simulation import GpuUse
 
-pytestmark = pytest.mark.browser("firefox")
+pytestmark = [pytest.mark.browser("firefox"), pytest.mark.long("Firefox")]
 GIB = 1 << 30
 NOTEBOOK = "train.ipynb"
 OUTPUT = ".jp-CodeCell .jp-OutputArea-output"

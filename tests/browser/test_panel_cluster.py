@@ -19,7 +19,7 @@ from rocmlab.kernels.leases import Holder, Leases
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-pytestmark = [pytest.mark.browser, pytest.mark.cluster, pytest.mark.long("clusters in the panel")]
+pytestmark = [pytest.mark.browser, pytest.mark.cluster, pytest.mark.long("a cluster of containers")]
 WAIT = WAIT_SECONDS * 1000  # milliseconds
 
 

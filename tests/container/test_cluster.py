@@ -26,7 +26,8 @@ from hosts import Gpu, make_host
 
 from rocmlab.cluster.node import ports
 
-pytestmark = [pytest.mark.container, pytest.mark.cluster]
+# In each run tests/cluster, tests/runs/test_runner_remote.py and tests/security try the same on the loopback.
+pytestmark = [pytest.mark.container, pytest.mark.cluster, pytest.mark.long("a cluster of containers")]
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 NOTEBOOKS = 12
 # One process asks until so many nodes are alive: importing Ray takes seconds of CPU time.
@@ -241,7 +242,6 @@ def test_a_lab_that_comes_back_is_a_node_again(cluster: Cluster) -> None:
     cluster.wait_for(3)
 
 
-@pytest.mark.long  # in each run test_runner_remote.py loses a head, on the loopback
 def test_the_head_is_lost(cluster: Cluster) -> None:
     """The run ends with exit code 1 and a sentence; with the head back, `--resume` does what is left and no more."""
     folder = write_notebooks(cluster.share, "head", seconds=6.0)
@@ -280,7 +280,6 @@ class TestLab:
         assert {"pyarrow", "torch"} <= set(versions["torch"])
         assert {name: versions["lab"][name] for name in locked if name in versions["lab"]}.items() <= locked.items()
 
-    @pytest.mark.long
     def test_training_over_the_nodes_listens_where_the_table_says(self, cluster: Cluster) -> None:
         """Ray on its ports, the data sockets on the node's own address, and nothing else outside the loopback."""
         cluster.wait_for(3)
@@ -337,7 +336,6 @@ class TestLab:
         cluster.wait_for(2, 30)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("token", ["", "0" * 64])
 def test_a_stranger_can_do_nothing(cluster: Cluster, network: str, token: str) -> None:
     """A container of the same network, with the same Ray, and without the token or with another: all is rejected."""

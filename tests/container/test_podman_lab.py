@@ -155,6 +155,7 @@ class TestEveryday:
         assert "no_such_run" in printed
         assert not host.run("podman", "ps", "--all", "--quiet").strip()
 
+    @pytest.mark.long
     def test_settings_reach_the_lab_and_no_other(self, person: Host) -> None:
         """What compose.yaml passes of `.env` is passed, /dev/shm has its size, the port is the loopback's.
 

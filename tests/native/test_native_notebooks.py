@@ -49,6 +49,9 @@ RUNS = {
     "opencl": "torch",
     "fork_server": "tensorflow",
 }
+# Both compile with XLA; each run has one of them.
+XLA = ("jax", "tensorflow")
+CHOSEN = [name for name in RUNS if name not in XLA or long_parts.in_this_part(XLA.index(name), 2)]
 ALONE = {
     "programs": tuple(f"{TESTS}/{name}.py" for name in ("test_bert_notebooks", "test_gloo", "test_scaling_programs")),
     "opencl": (f"{TESTS}/test_opencl.py",),
@@ -121,7 +124,7 @@ def test_kernels_have_what_people_import(built_lab: Clone) -> None:
 
 @pytest.fixture(scope="module")
 def framework_tests(built_lab: Clone) -> dict[str, subprocess.CompletedProcess[str]]:
-    """The tests marked so, a process for each of `RUNS`, two at a time."""
+    """The tests marked so, a process for each that is chosen of `RUNS`, two at a time."""
     python = built_lab.folder / ".venv/bin/python"
     version = subprocess.run(
         [python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, check=True
@@ -153,10 +156,10 @@ def framework_tests(built_lab: Clone) -> dict[str, subprocess.CompletedProcess[s
         )
 
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(RUNS, pool.map(run, RUNS), strict=True))
+        return dict(zip(CHOSEN, pool.map(run, CHOSEN), strict=True))
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_the_tests_of_the_frameworks_pass(
     framework_tests: dict[str, subprocess.CompletedProcess[str]], name: str
 ) -> None:
