@@ -59,6 +59,28 @@ def test_all_parts_together_have_every_test_and_each_has_one_of_several(tmp_path
     assert sum("test_of_one" in part for part in parts) == 1
 
 
+def chosen_part(repository: Path, folder: Path, *words: str, **environment: str) -> str:
+    """Return the part for which scripts/test would have pytest run."""
+    python = folder / "python"
+    python.write_text('#!/bin/sh\necho "part=$LONG_PART"\n')
+    python.chmod(0o755)
+    own = {name: value for name, value in os.environ.items() if name != "LONG_PART"} | environment
+    command = [repository / "scripts/test", words[0], python, *words[1:]]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
+    return done.stdout.split("part=")[1].split()[0]
+
+
+def test_the_commit_chooses_the_part_unless_one_is_named(repository: Path, tmp_path: Path) -> None:
+    """A test that is named is run whatever its part, and `make test-long` has all."""
+    head = subprocess.run(["git", "-C", repository, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True)
+    of_the_commit = str(int(head.stdout or "0", 16) % long_parts.PARTS)
+
+    assert chosen_part(repository, tmp_path, "--hermetic", "tests/devices") == of_the_commit
+    assert chosen_part(repository, tmp_path, "--hermetic", "tests/devices", LONG_PART="2") == "2"
+    assert chosen_part(repository, tmp_path, "--hermetic", "tests/test_hosts.py::test_it") == "all"
+    assert chosen_part(repository, tmp_path, "--long", "tests/devices", LONG_PART="2") == "all"
+
+
 @pytest.mark.parametrize("count", range(2, 10))
 def test_no_part_is_without_a_variant(count: int) -> None:
     """However many there are."""
