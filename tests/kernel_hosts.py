@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import re
 import sys
 import tempfile
@@ -107,8 +108,26 @@ class Talk:
         self.client.start_channels()
 
     async def ready(self) -> None:
-        """Wait until it answers."""
+        """Wait until it answers, and until what it publishes arrives here.
+
+        jupyter_client takes any published message for that, after a restart also one of the kernel before.
+        """
         await self.client.wait_for_ready(timeout=WAIT_SECONDS)
+        end = time.monotonic() + WAIT_SECONDS
+        while not await self._hears(self.client.kernel_info()):
+            assert time.monotonic() < end, "nothing arrives that the kernel publishes"
+
+    async def _hears(self, request: str) -> bool:
+        """Return whether the end of a request is published here within a second of anything else."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                message = await self.client.get_iopub_msg(timeout=1)
+                if (
+                    message["parent_header"].get("msg_id") == request
+                    and message["content"].get("execution_state") == "idle"
+                ):
+                    return True
+        return False
 
     async def run(self, code: str, texts: list[str] | None = None) -> str:
         """Execute code and return what it printed, or its error as a reader gets it; `texts` has that so far."""
