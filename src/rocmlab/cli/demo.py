@@ -30,10 +30,8 @@ def main(name: str, arguments: Sequence[str]) -> int:
     chosen = build_parser(name).parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = projects.find()
-    if chosen.port is not None and not server.is_free(chosen.port):
-        why = "another program listens on it, or this user may not"
-        fix = f"rocmlab {name} --port {server.next_free(chosen.port)}"
-        raise RocmlabError(f"port {chosen.port} cannot be used", why, fix)
+    if chosen.port is not None:
+        server.check_free(chosen.port, f"rocmlab {name} --port ")
     settings = demo.settings(folder, chosen.port)
     _check_nothing_runs(settings.state, folder)
     demo.clear(settings)

@@ -81,8 +81,8 @@ def each_within(seconds: float, works: Sequence[Callable[[], T]]) -> list[T | Ro
 def end_child(pid: int) -> None:
     """Kill a child and wait for its end, unless the driver holds it: then it ends when the driver lets go."""
     os.kill(pid, signal.SIGKILL)
-    latest = time.monotonic() + END_SECONDS
-    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < latest:
+    end = time.monotonic() + END_SECONDS
+    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end:
         time.sleep(0.001)
 
 

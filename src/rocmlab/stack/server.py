@@ -100,8 +100,8 @@ def is_free(port: int) -> bool:
     return addresses.refusal("127.0.0.1", port) is None
 
 
-def check_free(port: int) -> None:
-    """Raise RocmlabError unless this user can listen on the port."""
+def check_free(port: int, command: str = "make up PORT=") -> None:
+    """Raise RocmlabError unless this user can listen on the port; `command` lacks another port at its end."""
     if is_free(port):
         return
     found = sockets.listeners(port)
@@ -110,7 +110,7 @@ def check_free(port: int) -> None:
         with socket.socket() as probe:
             probe.settimeout(1)
             in_use = probe.connect_ex(("127.0.0.1", port)) == 0
-    fix = f"make up PORT={next_free(port)}"
+    fix = f"{command}{next_free(port)}"
     if in_use:
         why = "another program listens on it" + (f": {sockets.describe(found)}" if found else "")
         raise RocmlabError(f"port {port} is already in use", why, fix)
