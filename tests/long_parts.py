@@ -16,14 +16,19 @@ PARTS = 4  # as in scripts/test
 
 def pytest_report_header() -> str:
     """Show which of them run."""
+    part = chosen()
+    return "tests marked long: all" if part is None else f"tests marked long: part {part} (LONG_PART=0 to {PARTS - 1})"
+
+
+def chosen() -> int | None:
+    """Return the part of this run; None is all."""
     part = os.environ.get("LONG_PART", "all")
-    return "tests marked long: all" if part == "all" else f"tests marked long: part {part} (LONG_PART=0 to {PARTS - 1})"
+    return None if part == "all" else int(part)
 
 
 def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect those that are not of the part that LONG_PART names."""
-    part = os.environ.get("LONG_PART", "all")
-    if part == "all":
+    if (part := chosen()) is None:
         return
     groups: dict[tuple[str | None, str], list[pytest.Item]] = {}
     for item in items:
@@ -34,7 +39,7 @@ def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
         item
         for (together, name), group in groups.items()
         for index, item in enumerate(group)
-        if not (in_part(int(part), name, 0, 1) if together else in_part(int(part), name, index, len(group)))
+        if not (in_part(part, name, 0, 1) if together else in_part(part, name, index, len(group)))
     }
     config.hook.pytest_deselected(items=[*elsewhere])
     items[:] = [item for item in items if item not in elsewhere]
@@ -42,8 +47,8 @@ def keep_part(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def in_this_part(index: int, count: int) -> bool:
     """Return whether this run has the `index`-th of `count` things that take long."""
-    part, divided = os.environ.get("LONG_PART", "all"), min(count, PARTS)
-    return part == "all" or index % divided == int(part) % divided
+    part, divided = chosen(), min(count, PARTS)
+    return part is None or index % divided == part % divided
 
 
 def in_part(part: int, name: str, index: int, count: int) -> bool:
