@@ -87,6 +87,7 @@ class Lab:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+                raise
         self.process = None
 
     def notebook(self, name: str, kernel: str = "torch") -> None:

@@ -13,7 +13,7 @@ from tornado.web import HTTPError
 
 from rocmlab.base import hosts, live
 from rocmlab.lab.recorder.recorder import OutputsHandler, Recorder
-from rocmlab.lab.server import executing, guard, handlers, leased, tls
+from rocmlab.lab.server import ending, executing, guard, handlers, leased, tls
 from rocmlab.lab.server.idle import CULLING
 from rocmlab.lab.server.logfile import LogFile
 from rocmlab.lab.server.login import Login
@@ -137,7 +137,8 @@ class PanelApp(ExtensionApp):
             )
 
     async def stop_extension(self) -> None:
-        """End the streams, which lets their handlers finish before the server does."""
+        """End the streams, and let the handlers finish before the server does."""
+        ending.leave_threads(self.log)
         if self._watch is not None:
             self._watch.stop()
         if self._gpus_watch is not None:
@@ -152,6 +153,7 @@ class PanelApp(ExtensionApp):
             await self._recorder.close()
         if self._panel:
             await self._panel.close()
+        await ending.finish_requests()
 
 
 def has_amdgpu(environment: Mapping[str, str]) -> bool:
