@@ -83,15 +83,17 @@ def test_without_the_token_there_is_only_a_login_page(browser_lab: tuple[Clone, 
 
 
 def run_all(page: Page, url: str) -> None:
-    """Open a notebook and choose Run All Cells; open it again if nothing ran.
+    """Open a notebook and choose Run All Cells once its kernel is there; open it again if nothing ran.
 
-    Cells chosen in the moment in which a new kernel becomes ready may wait for ever ([*], and the kernel stays idle).
+    JupyterLab calls a notebook idle before it has a kernel, and runs nothing then. Cells chosen in the moment in which
+    a new kernel becomes ready may wait for ever ([*], and the kernel stays idle).
     """
     from playwright.sync_api import TimeoutError as TooLate  # here, for machines without Playwright
 
     ran = page.locator(".jp-CodeCell .jp-InputPrompt").filter(has_text=re.compile(r"\[\d"))
     for _ in range(3):
-        page.goto(url)
+        with page.expect_websocket(lambda socket: "/channels" in socket.url, timeout=60_000):
+            page.goto(url)
         page.wait_for_selector(".jp-NotebookPanel-toolbar", timeout=60_000)
         page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=60_000)
         page.get_by_role("menuitem", name="Run", exact=True).click()
