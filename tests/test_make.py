@@ -46,6 +46,7 @@ def half_installed(environment: Path) -> Path:
     return left
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_interrupted_installation_starts_over(clone: Path) -> None:
     """What is half installed would be taken for installed, so the environment is emptied; then it is left alone."""

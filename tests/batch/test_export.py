@@ -93,6 +93,7 @@ def begun(folder: Path, job: str) -> Iterator[Part]:
         part.close()
 
 
+@pytest.mark.long
 def test_every_end_has_its_exit_code_and_all_are_one_run(share: Path) -> None:
     """Elements end as their notebooks do, and the collected run reports it of each, with the files of a usual run."""
     folder = export(share, "good", "bad", "dies", "--gpus", "none", "--name", "ends")
@@ -151,6 +152,7 @@ def test_what_a_continued_run_has_improved_stays(share: Path, tmp_path: Path) ->
     assert all((folder / name).exists() for name in again.files.values())
 
 
+@pytest.mark.long
 def test_a_notebook_that_changed_since_the_export_is_not_run(share: Path) -> None:
     """Its result would be of something else than the other jobs'."""
     folder = export(share, "good", "--gpus", "none")

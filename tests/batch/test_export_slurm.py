@@ -79,6 +79,7 @@ def elements(said: str) -> dict[int, dict[str, str]]:
     return found
 
 
+@pytest.mark.long
 def test_slurm_runs_the_array_and_collects(share: Path, tmp_path: Path, packages: Path) -> None:
     """Every element ends with its notebook's exit code, and the report is there when the last has ended."""
     folder = export(share, "good", "bad", "dies", "--retries", "0", "--parallel", "2")
@@ -94,6 +95,7 @@ def test_slurm_runs_the_array_and_collects(share: Path, tmp_path: Path, packages
     assert (folder / "report.html").exists()
 
 
+@pytest.mark.long
 def test_slurm_tries_again_what_died_and_nothing_else(share: Path, tmp_path: Path, packages: Path) -> None:
     """The last element of an array has the array's own number as its job, and must not take the others along."""
     folder = export(share, "good", "dies", "--retries", "1")

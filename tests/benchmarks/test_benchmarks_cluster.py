@@ -70,6 +70,7 @@ def test_without_ray_the_rows_are_left_out_with_a_reason(monkeypatch: pytest.Mon
     assert all("rocmlab[cluster]" in why for why in figures.skipped.values())
 
 
+@pytest.mark.long
 def test_a_local_run_is_timed_and_one_that_fails_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ def test_devices_are_measured_against_another_command(two_gpus: Path, tmp_path: 
     assert log.read_text() == "xx"
 
 
+@pytest.mark.long
 def test_a_host_without_amd_gpus_gets_eight_simulated_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the report says that they are."""
     monkeypatch.setenv("ROCMLAB_ROOT", str(make_host(tmp_path / "host")))

@@ -89,6 +89,7 @@ def test_a_row_that_does_not_exist_is_named() -> None:
         runner.measure(1, ["speed"])
 
 
+@pytest.mark.long
 def test_a_warm_start_is_measured_against_a_cold_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The real thing, with a package that sleeps in the framework's place: the sleep is not in the warm figure."""
     (tmp_path / "torch.py").write_text(

@@ -47,6 +47,7 @@ def test_kernels_are_left_out() -> None:
     assert 0.45 < with_it - without < 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("terminal", "jobs"), [(True, 2), pytest.param(False, 2, marks=pytest.mark.long)])
 def test_jobs_are_watched_side_by_side(terminal: bool, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real run on some simulated GPUs, shortened; anyone who watches uses something, and far less than a core."""
@@ -57,6 +58,7 @@ def test_jobs_are_watched_side_by_side(terminal: bool, jobs: int, monkeypatch: p
     assert 0 < percent < 60
 
 
+@pytest.mark.long
 def test_notebooks_that_do_not_run_are_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the runner's own words."""
     original = Path.write_text

@@ -191,6 +191,7 @@ def test_a_page_that_is_opened_elsewhere_shows_all_lines_and_the_next_ones(
     second.context.close()
 
 
+@pytest.mark.long
 def test_run_all_does_not_save_once_for_each_cell(lab: Lab, browser: Browser, place: str) -> None:
     """All cells should soon be in the file, and one save has all of them."""
     path = write(lab, f"{place}/many.ipynb", LINES.format(file="many.end"), *["print('queued')"] * 9)
@@ -284,6 +285,7 @@ def test_after_a_reload_a_cell_can_be_interrupted_and_run_again(lab: Lab, browse
     page.context.close()
 
 
+@pytest.mark.long
 def test_a_question_is_asked_again_on_the_page_that_is_there(lab: Lab, browser: Browser, place: str) -> None:
     """`input()` of a cell whose page has gone is answered elsewhere, also the second one."""
     write(lab, f"{place}/question.ipynb", "print('go')\nfor _ in range(2):\n    print('hello', input('name?'))")

@@ -152,6 +152,7 @@ def details(page: Page, device: Device) -> dict[str, str]:
     return {name: text.strip() for name, _, text in lines}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pool", ["gtt", "vram"])
 def test_an_apu_shows_where_frameworks_allocate_and_a_target_whether_rocm_supports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: Page, pool: str
@@ -205,6 +206,7 @@ def test_it_reacts_to_a_change_within_a_second_and_a_half(lab: Lab, page: Page) 
     assert statistics.median(took) < REACTION_SECONDS, took
 
 
+@pytest.mark.long
 def test_a_notebook_is_shown_by_its_name_of_now_and_can_be_shut_down(
     lab: Lab, page: Page, complaints: list[str]
 ) -> None:
@@ -309,6 +311,7 @@ def test_the_doctors_findings_are_shown_with_a_fix_to_copy(lab: Lab, page: Page,
     assert complaints == []
 
 
+@pytest.mark.long
 def test_a_kernel_without_a_gpu_is_called_cpu(lab: Lab, page: Page) -> None:
     """The status bar does not sample for it, and does not show another kernel's GPU."""
     streams: list[str] = []
@@ -322,6 +325,7 @@ def test_a_kernel_without_a_gpu_is_called_cpu(lab: Lab, page: Page) -> None:
     assert streams == []
 
 
+@pytest.mark.long
 def test_a_kernel_on_a_gpu_that_nothing_can_reserve_is_not_called_cpu(lab: Lab, page: Page) -> None:
     """As on Metal and WSL2, which a changed answer of the server imitates."""
 
@@ -397,6 +401,7 @@ SIDEBAR_TEXTS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark_can_be_read(lab: Lab, page: Page, scheme: str) -> None:
     """Every text has WCAG's contrast of 4.5, no width makes it scroll sideways, and a name is text and nothing else."""
@@ -417,6 +422,7 @@ def test_light_and_dark_can_be_read(lab: Lab, page: Page, scheme: str) -> None:
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
 
 
+@pytest.mark.long
 def test_it_follows_the_theme_of_jupyterlab(lab: Lab, page: Page, complaints: list[str]) -> None:
     """The dark theme changes the panel's colours, those of the charts too, without a reload."""
     open_panel(page, lab)

@@ -91,6 +91,7 @@ def test_a_tab_completes_the_line(shell: tuple[str, Path]) -> None:
     complete(shell, LINES)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh"], indirect=True)
 @pytest.mark.usefixtures("here")
@@ -111,6 +112,7 @@ def test_a_notebook_of_the_lab_is_quoted_once(
     complete(shell, [(typed, [*typed.split(" ")[: 2 if "--" in typed else 1], name]) for typed, name in lines])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", ["fish"], indirect=True)
 @pytest.mark.usefixtures("here")

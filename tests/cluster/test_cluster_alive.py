@@ -176,6 +176,7 @@ def test_a_node_that_is_silent_or_fails_has_an_error_in_its_place(seen: dict[str
     assert seen["refused"] == ["what", "what"]
 
 
+@pytest.mark.long
 def test_the_cluster_verb_shows_it_to_a_person_and_as_json(alive: Cluster) -> None:
     """Inside the lab, as the host's `make cluster-status` asks it."""
     token = {"RAY_AUTH_TOKEN_PATH": str(alive.nodes[0].folder / "token"), "RAY_AUTH_MODE": "token"}

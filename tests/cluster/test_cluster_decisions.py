@@ -214,6 +214,7 @@ starter.announcing(lambda node, *words, **more: print(*words, more))(node, "a", 
 """
 
 
+@pytest.mark.long
 def test_a_raylet_need_not_wait_until_its_agents_are_up(tmp_path: Path) -> None:
     """It waits 15 s at most for each port that it does not know, too short on a busy machine, and then it aborts."""
     pytest.importorskip("ray")

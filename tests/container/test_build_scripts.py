@@ -71,6 +71,7 @@ def test_constraints_leave_out_what_pip_cannot_read(additions: ModuleType) -> No
     assert "odd" not in additions.constraints({"odd": "custom build", "tensorflow": "2.17.0"})
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_does_not_go_with_the_base_is_omitted(tmp_path: Path) -> None:
     """Of what is optional the environment gets what its own packages allow, and these stay as they are."""
@@ -112,6 +113,7 @@ def test_what_does_not_go_with_the_base_is_omitted(tmp_path: Path) -> None:
     assert "table added" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_packages_of_another_environment_are_shared(additions: ModuleType, tmp_path: Path) -> None:
     """What is missing is found through links, last on the path; what is there stays first, and removing ends a link."""

@@ -149,6 +149,7 @@ def test_a_container_without_the_folder_says_that_its_leases_are_its_own(image: 
     assert "no other lab of this host sees which GPUs are leased here" in done.stderr
 
 
+@pytest.mark.long
 def test_the_lab_of_a_clone_mounts_the_folder_of_its_host(docker_lab, host: Path) -> None:
     """`make up` makes it and mounts it, and names user and lab; `rocmlab leases` on the host reads it."""
     docker_lab.make("up", "FORCE=1", ROCMLAB_ROOT=str(host))  # kernels of earlier tests may be open

@@ -54,6 +54,7 @@ def test_a_volume_is_backed_up_while_the_lab_runs_and_restored_after_its_loss(
     assert "already exists but was not created" not in docker_lab.make("up").stdout
 
 
+@pytest.mark.long
 def test_old_runs_in_a_volume_are_pruned(docker_lab: Clone) -> None:
     """Listed first, removed with FORCE=1; a run that was not finished stays, and so does the lab."""
     docker_lab.make("up")

@@ -324,6 +324,7 @@ class TestProblems:
         assert "BASE_IMAGE=" in done.stdout
         lab.make("up", RUNTIME="auto")
 
+    @pytest.mark.long
     def test_a_failed_build_says_which_check_failed(self, lab: Clone, base_image: str, first_up: str) -> None:
         """A base that cannot carry the lab ends in the failing step's own words; no container is left of it."""
         subprocess.run(

@@ -134,6 +134,7 @@ def test_a_wrong_torch_is_found_where_it_is(image: str, tmp_path: Path) -> None:
     assert right["status"] == "ok"
 
 
+@pytest.mark.long
 def test_the_host_asks_the_running_lab(docker_lab: Clone) -> None:
     """`make up`, then `make doctor`: both sides in one report, and the screen reports it."""
     docker_lab.make("up")

@@ -58,6 +58,7 @@ def inside(project, command: list[str]) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("choice", "minors"),
     [

@@ -73,6 +73,7 @@ def test_notebook_opens_every_node(image: str, nodes: list[str]) -> None:
     assert set(groups) == set(exec_groups) == set(by_name) == GROUPS | {"100"}
 
 
+@pytest.mark.long
 def test_other_user_ids_keep_the_groups(image: str, nodes: list[str]) -> None:
     """NB_UID and NB_GID, which cost docker-stacks' users the GPU, do not; given groups stay too, root's does not."""
     ids = ["--env=NB_UID=4321", "--env=NB_GID=61500", "--group-add=61777"]
@@ -97,6 +98,7 @@ def test_without_the_group_the_lab_refuses(image: str, nodes: list[str]) -> None
     assert "Jupyter Server" not in log
 
 
+@pytest.mark.long
 def test_without_root_given_groups_are_enough(image: str, nodes: list[str]) -> None:
     """Started as a user with --group-add, as under rootless engines, the lab works without switching."""
     given = [f"--group-add={gid}" for gid in sorted(GROUPS)]
@@ -107,6 +109,7 @@ def test_without_root_given_groups_are_enough(image: str, nodes: list[str]) -> N
     assert printed.startswith("opened 4321 ")
 
 
+@pytest.mark.long
 def test_a_host_without_a_render_group_works(image: str, make_nodes) -> None:
     """Udev then leaves the nodes to root's group, which the lab's user joins for them, and otherwise never."""
     given = make_nodes((("/dev/kfd", 3, 0), ("/dev/dri/renderD128", 5, 0)))
@@ -142,6 +145,7 @@ def test_missing_kfd_is_refused(image: str) -> None:
         assert "this container has no /dev/kfd" in container.logs()
 
 
+@pytest.mark.long
 def test_caches_are_kept_by_rocm_version_and_target(image: str, nodes: list[str], tmp_path: Path) -> None:
     """Compiled kernels lie below a folder named after what they were compiled for; hidden GPUs do not count.
 

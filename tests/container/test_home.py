@@ -113,6 +113,7 @@ rocmlab kernels install 2>&1; ls $kernels
         assert specs["torch"]["resources"]["logo-svg"].startswith("/kernelspecs/torch")
         assert specs["tensorflow"]["spec"]["display_name"] == "Of the user"
 
+    @pytest.mark.long
     def test_packages_of_another_image_are_kept_and_not_used(self, image: str, volume: str) -> None:
         """`pip install --user` for one interpreter cannot shadow another's packages after an upgrade."""
         mount = f"--volume={volume}:/home/jovyan/share"
@@ -148,6 +149,7 @@ rocmlab kernels install 2>&1; ls $kernels
 class TestOwners:
     """The owner and the mode of what exists never change."""
 
+    @pytest.mark.long
     def test_a_folder_of_roots_is_used_and_not_changed(self, image: str, tmp_path: Path) -> None:
         """SHARE=/folder with a key that only root reads: the lab gets folders of its own next to it, and starts."""
         (tmp_path / "key").write_text("secret")

@@ -18,6 +18,7 @@ SITE = "import os, numpy; print(os.path.dirname(numpy.__path__[0]))"  # the fold
 PYTHONS = {name: f"/opt/{name}/bin/python" for name in ("tensorflow", "torch", "rocmlab")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("environment", PYTHONS)
 def test_environment_works(lab: Container, environment: str) -> None:
     """Each environment computes, or starts, what it is for."""
@@ -28,6 +29,7 @@ def test_environment_works(lab: Container, environment: str) -> None:
     assert f"{environment} " in printed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", PACKAGES)
 def test_kernels_have_what_people_import(lab: Container, kernel: str) -> None:
     """Tables, models, progress bars, widgets, TensorBoard and what fine-tuning needs take no `%pip install`."""
@@ -81,6 +83,7 @@ def test_only_kernels_with_a_framework_are_offered(lab: Container) -> None:
     assert set(served) == set(listed) == {"tensorflow", "torch"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", ["tensorflow", "torch"])
 def test_kernel_has_its_keras_backend_and_the_share(lab: Container, kernel: str) -> None:
     """A notebook finds its framework through Keras and the share through the environment."""

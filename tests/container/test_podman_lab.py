@@ -266,6 +266,7 @@ class TestGpus:
         assert "usermod -aG render,video" in printed
 
 
+@pytest.mark.long
 @ROOTFUL
 def test_the_dockerfile_builds_with_podman(root: Host, slim: str) -> None:
     """The stage that makes the package: cache and bind mounts, secrets, the named context, one ARG a line.

@@ -164,6 +164,7 @@ def test_kernels_of_the_rocm_image_start(rocm_image: str) -> None:
     assert torch == "7.2.0\n"
 
 
+@pytest.mark.long
 def test_pytorch_without_hip_stops_the_build(rocm_base: str, make_light, tmp_path: Path) -> None:
     """A CPU PyTorch in a ROCm image would compute on the CPU silently."""
     wheels = torch_wheels(tmp_path, hip=None)

@@ -147,6 +147,7 @@ def test_labs_run_on_while_the_hub_is_stopped(
     ada.lab("DELETE", f"api/kernels/{kernel}")
 
 
+@pytest.mark.long
 def test_an_edited_configuration_file_is_applied_and_labs_run_on(machine: Machine, labs: tuple[Client, Client]) -> None:
     """`make hub-up` restarts the hub with it; kernels and leases stay."""
     ada, own = labs[0], Path(machine.found.extra)

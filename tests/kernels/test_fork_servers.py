@@ -394,6 +394,7 @@ def _until(condition, seconds: float = 10.0) -> None:
     raise AssertionError("it did not come to pass")
 
 
+@pytest.mark.long
 def test_lives_tells_a_zombie() -> None:
     """The helper of these tests does not take a process that has ended for one that runs."""
     pid = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], os.environ)

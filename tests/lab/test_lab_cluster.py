@@ -139,6 +139,7 @@ def test_a_worker_that_dies_is_lost(real: Real) -> None:
     assert f"({real.pair.worker.address}) was lost" in found["lost"]["problem"]["what"]
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_a_head_that_dies_is_said_in_words(real: Real) -> None:
     """The nodes are shown as they were, the server answers at once all the while, and its reader has ended."""

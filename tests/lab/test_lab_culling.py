@@ -173,6 +173,7 @@ def test_an_idle_kernel_is_warned_and_shut_down_and_the_others_stay(host: Host) 
     assert "unless a cell is run" in server.log
 
 
+@pytest.mark.long
 def test_a_kernel_to_which_no_page_has_ever_connected_is_warned_and_shut_down(host: Host) -> None:
     """Jupyter calls it `starting` for as long as it is there."""
     host.offer()
@@ -193,6 +194,7 @@ def test_a_kernel_to_which_no_page_has_ever_connected_is_warned_and_shut_down(ho
     assert "unless a cell is run" in server.log
 
 
+@pytest.mark.long
 def test_a_kernel_that_waited_for_its_gpu_is_idle_from_when_it_has_it(host: Host) -> None:
     """It did nothing before, because it could not; else it would be warned, and shut down, as soon as it is served."""
     host.offer()
@@ -261,6 +263,7 @@ def test_a_kernel_that_is_used_while_another_is_shut_down_stays(host: Host) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_limit_begins_and_ends_without_a_restart(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server of a lab reads it from the file that `make up` writes."""
     chosen = {"CULL_IDLE_GPU_KERNELS_SECONDS": "0"}
@@ -296,6 +299,7 @@ def test_off_is_the_default(host: Host, limit: str) -> None:
     assert "rocmlab.lab.extension" not in server.log
 
 
+@pytest.mark.long
 def test_a_limit_that_is_none_is_an_error_and_the_server_starts(host: Host) -> None:
     """The log says what a limit looks like."""
     server = Server(host, "soon")

@@ -28,6 +28,7 @@ def server(host: Host) -> Iterator[Server]:
         found.stop()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_session_of_vs_code_runs_restarts_and_ends(server: Server) -> None:
     """Its path is of a file that the server does not have; nothing of it needs a cookie or an XSRF token."""

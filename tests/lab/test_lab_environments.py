@@ -43,6 +43,7 @@ def lab(host: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
     return host
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_environment_is_offered_leased_and_removed(
     lab: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]

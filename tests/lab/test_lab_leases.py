@@ -470,6 +470,7 @@ class TestServer:
 
         asyncio.run(scenario())
 
+    @pytest.mark.long
     def test_a_kernel_that_crashes_again_and_again_gives_up_its_gpu(
         self, host: Host, monkeypatch: pytest.MonkeyPatch
     ) -> None:

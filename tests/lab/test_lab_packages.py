@@ -82,6 +82,7 @@ def test_every_kernel_of_a_framework_has_them(host: Host, servers: ForkServers, 
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_other_kernels_do_not_have_them(servers: ForkServers, place: Place) -> None:
     """TensorFlow's keeps the lab's interpreter."""
     add(place, "harmless")
@@ -143,6 +144,7 @@ class TestPipInANotebook:
         asyncio.run(scenario())
         assert inventory.state(place).requirements == ("harmless",)
 
+    @pytest.mark.long
     def test_an_error_changes_nothing(self, servers: ForkServers, place: Place) -> None:
         """It is shown as an error of pip's."""
 
@@ -169,6 +171,7 @@ class TestPipInANotebook:
         assert place.current() is None
         assert list((tmp_path / "own").glob("lib/python3*/site-packages/harmless.py"))
 
+    @pytest.mark.long
     def test_where_the_user_names_a_folder_pip_itself_installs(
         self, servers: ForkServers, place: Place, tmp_path: Path
     ) -> None:

@@ -191,6 +191,7 @@ def test_tensorboard_reads_the_notebooks_on_a_socket_and_no_gpu(host: Host) -> N
     assert found["environment"]["HIP_VISIBLE_DEVICES"] == "-1"
 
 
+@pytest.mark.long
 def test_what_is_usual_in_a_notebook_is_no_warning(host: Host, tmp_path: Path) -> None:
     """The language server has a notebook's code as one Python file, for which ruff's rules are other ones."""
     host.offer()

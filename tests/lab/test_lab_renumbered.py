@@ -200,6 +200,7 @@ class TestKernels:
 
         assert bus.host.holders() == [None, None]
 
+    @pytest.mark.long
     def test_one_that_has_waited_is_restarted_on_the_gpu_that_it_leased(self, bus: Bus) -> None:
         """It asked while another GPU was there, and is served when that has vanished."""
         bus.host.offer()

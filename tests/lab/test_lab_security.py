@@ -440,6 +440,7 @@ def test_tokens_come_from_files(host: Host) -> None:
         server.stop()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_behind_jupyterhub_names_are_the_hub_s(host: Host) -> None:
     """Its proxy passes on the name in the browser's address, to a server that listens on all addresses."""

@@ -276,6 +276,7 @@ def test_nothing_is_read_while_nobody_looks(lab: Lab) -> None:
         wait(lambda: reads.during(2.5) == 0)
 
 
+@pytest.mark.long
 def test_what_a_gpu_did_before_the_first_page_is_there(host: Host, tmp_path: Path) -> None:
     """Someone else used it, so it was awake; the one that sleeps was not touched, and no one has asked anything yet."""
     cards = tmp_path / "host/sys/bus/pci/devices"
@@ -405,6 +406,7 @@ def test_a_server_without_gpus_works(host: Host, tmp_path: Path) -> None:
         server.stop()
 
 
+@pytest.mark.long
 def test_a_server_whose_telemetry_is_broken_starts_and_each_view_says_why(host: Host, tmp_path: Path) -> None:
     """The sampler cannot be imported; kernels and leases are shown all the same."""
     (tmp_path / "broken").mkdir()
@@ -633,6 +635,7 @@ def test_what_is_recorded_all_the_time_is_there_for_who_comes(host: Host, tmp_pa
         assert word not in server.log
 
 
+@pytest.mark.long
 def test_recording_begins_and_ends_without_a_restart(
     host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -690,6 +693,7 @@ def test_a_job_has_the_path_that_jupyterlab_shows(host: Host, tmp_path: Path) ->
     assert str(notebooks) not in metrics
 
 
+@pytest.mark.long
 def test_a_setting_that_is_no_choice_is_said_in_the_log(host: Host) -> None:
     """The server starts all the same."""
     server = Server(host, RECORD_GPUS="yes").up()

@@ -104,6 +104,7 @@ def test_a_cell_is_interrupted(host: Host, servers: ForkServers) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_module_that_cannot_be_imported_means_cold_and_is_not_tried_again(
     host: Host, servers: ForkServers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +128,7 @@ def test_a_module_that_cannot_be_imported_means_cold_and_is_not_tried_again(
     assert "no_such_module" in caplog.text
 
 
+@pytest.mark.long
 def test_off_means_cold(host: Host, servers: ForkServers, monkeypatch: pytest.MonkeyPatch) -> None:
     """`WARM_KERNELS=off` starts no fork server."""
     monkeypatch.setenv("WARM_KERNELS", "off")
@@ -141,6 +143,7 @@ def test_off_means_cold(host: Host, servers: ForkServers, monkeypatch: pytest.Mo
     assert servers.all() == []
 
 
+@pytest.mark.long
 def test_a_dead_fork_server_means_cold(host: Host, servers: ForkServers, caplog: pytest.LogCaptureFixture) -> None:
     """The next kernel starts all the same, the log says why it took longer, and the one after it is warm again."""
     caplog.set_level("INFO", logger="rocmlab")
@@ -212,6 +215,7 @@ def test_a_fork_server_is_not_closed_while_it_forks(
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_kernelspecs_that_differ_in_their_gpus_share_a_fork_server(host: Host, servers: ForkServers) -> None:
     """The first kernel of one is warm if another has been used."""
 

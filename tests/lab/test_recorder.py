@@ -141,6 +141,7 @@ def test_a_shorter_output_and_another_run_are_sent_whole() -> None:
     assert [each["output"]["text"] for each in rerun[0]["outputs"]] == ["two"]
 
 
+@pytest.mark.long
 def test_200_megabytes_are_bounded_and_what_is_omitted_is_named() -> None:
     """The start and the end of what a cell prints stay, and so do the newest of very many cells."""
     known, kernel = begun("a")
@@ -164,6 +165,7 @@ def test_200_megabytes_are_bounded_and_what_is_omitted_is_named() -> None:
     assert "a" not in known.by_cell
 
 
+@pytest.mark.long
 def test_outputs_that_are_no_text_and_outputs_without_number_are_bounded() -> None:
     """Plotly's are objects, which count as the text they are in a file; a million small ones end in one notice."""
     known, kernel = begun("plots", "many")

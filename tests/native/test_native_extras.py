@@ -84,6 +84,7 @@ def test_each_answers_behind_the_token(lab: Clone, repository: Path) -> None:
         assert ask(lab, path, "wrong", method)[0] == 403, path
 
 
+@pytest.mark.long("extras of a native lab")
 def test_tensorboard_shows_what_was_logged(lab: Clone) -> None:
     """The event file of a training in the notebooks' folder, without TensorFlow being started for it."""
     folder = lab.folder / "notebooks/extras-logs"
@@ -98,6 +99,7 @@ def test_tensorboard_shows_what_was_logged(lab: Clone) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.long("extras of a native lab")
 def test_the_language_server_completes_and_ruff_warns(lab: Clone) -> None:
     """Over the lab's WebSocket, as JupyterLab does: what a module has, and an import that nothing uses."""
     offered, warned = language_server.said(clients.Server(f"127.0.0.1:{lab.port}", lab.env["JUPYTER_TOKEN"]))
@@ -106,6 +108,7 @@ def test_the_language_server_completes_and_ruff_warns(lab: Clone) -> None:
     assert ("ruff", "F401") in warned
 
 
+@pytest.mark.long("extras of a native lab")
 @pytest.mark.skipif(bool(engines.missing_browser()), reason=engines.missing_browser())
 def test_each_is_there_in_jupyterlab(lab: Clone, repository: Path, page: Page) -> None:
     """In Chromium: ruff's warning in an editor, the file that git does not know yet, TensorBoard from the launcher."""

@@ -153,6 +153,7 @@ def test_a_run_of_which_nothing_can_start_is_an_error_and_leaves_nothing(lab: Cl
     assert sorted((lab.folder / "share/runs").iterdir()) == before
 
 
+@pytest.mark.long
 def test_packages_of_a_users_own_come_over_the_labs(lab: Clone, first_up: str) -> None:
     """`%pip install` from the index: on the share, importable at once, next to the lab's PyTorch; `.venv` stays."""
     (site,) = (lab.folder / ".venv").glob("lib/python3*/site-packages")

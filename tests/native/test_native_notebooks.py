@@ -49,9 +49,10 @@ RUNS = {
     "opencl": "torch",
     "fork_server": "tensorflow",
 }
-# Both compile with XLA; each run has one of them.
-XLA = ("jax", "tensorflow")
-CHOSEN = [name for name in RUNS if name not in XLA or long_parts.in_this_part(XLA.index(name), 2)]
+# JAX and TensorFlow both compile with XLA; each run has one of them, and with the shorter one PyTorch's programs.
+HALVES = (("jax", "programs"), ("tensorflow",))
+LEFT_OUT = {name for half, names in enumerate(HALVES) if not long_parts.in_this_part(half, 2) for name in names}
+CHOSEN = [name for name in RUNS if name not in LEFT_OUT]
 ALONE = {
     "programs": tuple(f"{TESTS}/{name}.py" for name in ("test_bert_notebooks", "test_gloo", "test_scaling_programs")),
     "opencl": (f"{TESTS}/test_opencl.py",),
@@ -102,6 +103,7 @@ def test_every_notebook_passes_when_it_is_short(built_lab: Clone) -> None:
     assert watch.outside() == []
 
 
+@pytest.mark.long
 def test_kernels_have_what_people_import(built_lab: Clone) -> None:
     """One environment serves both kernels here, so all of it is in one; the frameworks are those that were locked."""
     python = built_lab.folder / ".venv/bin/python"

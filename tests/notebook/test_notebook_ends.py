@@ -126,6 +126,7 @@ def test_a_cell_that_prints_is_not_idle(tmp_path: Path) -> None:
     assert ran.states == ["completed"]
 
 
+@pytest.mark.long
 def test_a_cell_that_takes_no_interrupt_is_ended(tmp_path: Path) -> None:
     """It holds out against SIGINT; its process group is killed."""
     stubborn = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
@@ -155,6 +156,7 @@ def test_a_progress_bar_is_one_line(tmp_path: Path) -> None:
     assert [output["text"] for output in ran.outputs(0)] == ["900/900"]
 
 
+@pytest.mark.long
 def test_too_much_output_goes_to_a_log_beside_the_notebook(tmp_path: Path) -> None:
     """The notebook stays small, the log has every line."""
     printing = "for i in range(200_000): print(f'{i:0100d}')"

@@ -164,6 +164,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
     return made
 
 
+@pytest.mark.long
 def test_the_same_relative_path_means_a_file_of_each_folder(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def test_the_same_relative_path_means_a_file_of_each_folder(
     assert "of b" in (second / "out.ipynb").read_text()
 
 
+@pytest.mark.long
 def test_a_first_folder_that_is_gone_does_not_matter(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +209,7 @@ def test_the_notebooks_working_directory_is_not_that_of_the_output(folders: tupl
     assert not (second / "sub.ipynb").exists()
 
 
+@pytest.mark.long
 def test_an_output_in_a_folder_below_is_there_and_a_failure_is_saved_too(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +242,7 @@ def test_papermills_own_engine_writes_as_ever(folders: tuple[Path, Path], monkey
     assert "of b" in (second / "real.ipynb").read_text()
 
 
+@pytest.mark.long
 def test_two_threads_with_absolute_paths_write_two_files(folders: tuple[Path, Path], tmp_path: Path) -> None:
     """Relative paths of threads are one working directory for all, with papermill itself; absolute ones are safe."""
     with ThreadPoolExecutor(2) as pool:
@@ -250,6 +254,7 @@ def test_two_threads_with_absolute_paths_write_two_files(folders: tuple[Path, Pa
     assert "of b" in (tmp_path / "b.ipynb").read_text()
 
 
+@pytest.mark.long
 def test_a_bucket_stays_papermills_affair(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after local outputs: what looks like s3:// goes to the handler of s3://, from any folder."""
     written: dict[str, str] = {}

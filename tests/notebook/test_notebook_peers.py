@@ -173,6 +173,7 @@ def test_an_unknown_option_is_an_error(option: str, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.long
 def test_no_limit_for_the_start_and_lines_for_each_cell(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """`--start-timeout 0` means no limit; `--log-output` writes the lines about cells that papermill writes."""
     cells = ("## Title", "print('shown')")
@@ -210,6 +211,7 @@ def test_autosave_is_as_often_as_requested(every: float, is_saved: bool, tmp_pat
 LONG = "\n".join([*(f"a{number} = {number}" for number in range(20)), "1 / 0", "b = 1"])
 
 
+@pytest.mark.long
 def test_the_failing_line_is_shown(tmp_path: Path, run_folder: RunFolder, slots: Slots, watcher: Watcher) -> None:
     """Not the first lines of a long cell; the line has a mark and its number."""
     path = notebook_files.write(tmp_path / "a.ipynb", "1", LONG)

@@ -159,6 +159,7 @@ def test_memory_is_granted_up_to_what_the_gpu_has(hosts: dict[str, Host], name: 
         assert answer["too_much"] == 2  # hipErrorOutOfMemory
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", ["radeon", "instinct", "apu", "mixed"])
 def test_faults_hide_the_same_gpus_from_both(tmp_path: Path, built: Path, profile: str) -> None:
     """With each fault, on one GPU and on all, HIP finds the GPUs that rocmlab calls usable."""

@@ -78,6 +78,7 @@ def differences(host: Path, built: Path, environments: Sequence[Mapping[str, str
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", COUNTS)
 def test_every_kind_of_value_is_read_as_hip_reads_it(hosts: dict[int, Path], built: Path, count: int) -> None:
     """Each value in each variable, and values in several of them, leave the GPUs that HIP sees, in its order."""

@@ -39,6 +39,7 @@ def test_packages_are_added_listed_and_removed(place: Place, wheels: Path) -> No
     assert has(place) == {"numpy": "1.26.4"}
 
 
+@pytest.mark.long
 def test_a_wheel_by_its_path_is_listed_and_removed_by_name(place: Place, wheels: Path) -> None:
     """The path is next to it; a file of requirements, which has no name, is removed as it is listed."""
     wheel = wheels / "harmless-1.0-py3-none-any.whl"
@@ -54,6 +55,7 @@ def test_a_wheel_by_its_path_is_listed_and_removed_by_name(place: Place, wheels:
     assert has(place) == {}
 
 
+@pytest.mark.long
 def test_a_list_from_a_backup_is_installed_by_sync(place: Place) -> None:
     """Before, the list says what is missing and the command."""
     rocmlab(place, "add", "trains")
@@ -66,6 +68,7 @@ def test_a_list_from_a_backup_is_installed_by_sync(place: Place) -> None:
     assert has(place) == {"trains": "1.0", "helper": "1.0"}
 
 
+@pytest.mark.long
 def test_what_cannot_be_installed_is_an_error(place: Place) -> None:
     """With the reason; exit code 1: the work failed."""
     assert "wants-torch" in rocmlab(place, "add", "wants-torch", code=1)

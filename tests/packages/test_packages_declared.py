@@ -104,6 +104,7 @@ def test_what_the_user_added_counts_for_a_declaration() -> None:
     assert found.reasons == ["c no longer declared in requirements.txt"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["uv"], indirect=True)
 def test_one_command_installs_what_is_declared(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,7 @@ def test_new_packages_come_over_the_labs(place: Place, add: Add) -> None:
     assert [each.text for each in requested.read(place.share, "torch")] == ["trains"]
 
 
+@pytest.mark.long
 @by_uv_and_pip
 def test_a_framework_is_not_replaced(place: Place, add: Add) -> None:
     """Neither by name, nor by what another package requires, nor without dependencies; what was there stays."""
@@ -77,6 +78,7 @@ def test_a_framework_is_not_replaced(place: Place, add: Add) -> None:
     assert sorted(each.name for each in place.own.iterdir()) == sorted(["current", str(prefix and prefix.name)])
 
 
+@pytest.mark.long
 def test_tensorflow_is_protected_under_every_name(place: Place, add: Add) -> None:
     """The lab's is `tensorflow-rocm`: `tensorflow` counts as installed, and another build of it is rejected."""
     add("wants-tensorflow")
@@ -97,6 +99,7 @@ def test_an_older_version_hides_the_labs_and_what_that_breaks_is_named(place: Pl
     assert python_says(place, "import numpy; print(numpy.version)") == "1.26.4"
 
 
+@pytest.mark.long
 @by_uv_and_pip
 def test_an_upgrade_concerns_what_is_named(place: Place, add: Add) -> None:
     """`--upgrade` takes the newest of these; the lab's packages do not move with them."""
@@ -107,6 +110,7 @@ def test_an_upgrade_concerns_what_is_named(place: Place, add: Add) -> None:
     assert outcome.changed == {"harmless": "2.0"}
 
 
+@pytest.mark.long
 def test_another_kernels_framework_comes_only_by_name(place: Place, tmp_path: Path, add: Add, wheels: Path) -> None:
     """A package that requires JAX's library, which this lab lacks, would bring a build for other hardware."""
     offer(wheels, "jaxlib", "0.10.0")
@@ -119,12 +123,14 @@ def test_another_kernels_framework_comes_only_by_name(place: Place, tmp_path: Pa
 class TestCompanions:
     """What is compiled for one build of a framework."""
 
+    @pytest.mark.long
     def test_the_build_for_other_hardware_is_rejected(self, place: Place, add: Add) -> None:
         """By name, and where another package brings it."""
         assert "torchvision: 0.28.0 is built for other hardware" in refusal(add, "torchvision")
         assert "torchvision: 0.28.0 is built for other hardware" in refusal(add, "sees")
         assert place.current() is None
 
+    @pytest.mark.long
     @by_uv_and_pip
     def test_the_index_of_the_frameworks_build_has_the_right_one(
         self, place: Place, add: Add, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -160,6 +166,7 @@ class TestCompanions:
 class TestWhatTheKernelNeeds:
     """Packages that a kernel imports before the first cell; the lab is this interpreter, which has a real ipykernel."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("name", "version", "why"),
         [("comm", "9.9", "comm.base_comm"), ("tornado", "4.5.3", "ipykernel .*require.* tornado")],
@@ -187,6 +194,7 @@ class TestWhatTheKernelNeeds:
 class TestRemoving:
     """What `rocmlab packages remove` does."""
 
+    @pytest.mark.long
     def test_it_goes_with_what_nothing_else_needs(self, place: Place, add: Add) -> None:
         """Other packages keep their versions, even where newer ones are offered."""
         add("harmless==1.0")
@@ -206,6 +214,7 @@ class TestRemoving:
         assert place.current() is None
         assert inventory.state(place).is_synchronised
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("name", "why"), [("helper", "needs it"), ("numpy", "belongs to the lab"), ("absent", "not in the list")]
     )
@@ -461,6 +470,7 @@ class TestAnotherImage:
 class TestUse:
     """Overlays that kernels run from."""
 
+    @pytest.mark.long
     def test_one_in_use_stays(self, place: Place, add: Add) -> None:
         """Its modules may be imported later; when its kernel has ended, the next installation removes it."""
         add("harmless==1.0")
@@ -477,6 +487,7 @@ class TestUse:
         assert not first.exists()
         assert len([each for each in place.own.iterdir() if not each.is_symlink()]) == 2  # and the one before
 
+    @pytest.mark.long
     def test_what_was_interrupted_is_removed_by_the_next(self, place: Place, add: Add) -> None:
         """No kernel has ever seen it."""
         add("harmless")

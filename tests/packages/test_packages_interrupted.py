@@ -64,6 +64,7 @@ def test_a_killed_installation_leaves_what_was_there(place: Place, add: Add, tmp
     assert len([each for each in place.own.iterdir() if not each.is_symlink()]) == 2  # with the one before
 
 
+@pytest.mark.long
 def test_installations_at_the_same_time_are_one_after_the_other(place: Place) -> None:
     """None is lost."""
     names = ("harmless==1.0", "helper", "numpy==1.26.4")
@@ -81,6 +82,7 @@ def overlays_of(place: Place) -> list[str]:
     return sorted(each.name for each in place.own.iterdir() if each.name != "current")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a file system that is full")
 @pytest.mark.parametrize("free_kib", [0, *(pytest.param(each, marks=pytest.mark.long) for each in (40, 300)), 120, 600])
 def test_a_full_disk_is_an_error_that_changes_nothing(
@@ -112,6 +114,7 @@ def test_a_full_disk_is_an_error_that_changes_nothing(
         subprocess.run(["umount", "-l", str(place.share)], check=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "why"), [("check", "timed out"), ("install", "signal 9")], ids=["a check hangs", "pip is killed"]
 )

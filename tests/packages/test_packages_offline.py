@@ -63,6 +63,7 @@ def certificate(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_the_list_is_installed_again_without_a_network(
     place: Place, tmp_path: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

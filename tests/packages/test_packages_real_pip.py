@@ -28,6 +28,7 @@ def pip(place: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, cwd=place.share.parent, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_options_before_the_command_count(place: Place) -> None:
     """As for pip: the package is in the list, and not installed around it."""
     done = pip(place, "--retries", "1", "-q", "install", "harmless")
@@ -37,6 +38,7 @@ def test_options_before_the_command_count(place: Place) -> None:
     assert [each.text for each in requested.read(place.share, "torch")] == ["harmless"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -60,6 +62,7 @@ def test_what_would_go_around_the_list_is_an_error(place: Place, arguments: tupl
     assert inventory.state(place).is_synchronised
 
 
+@pytest.mark.long
 def test_other_commands_are_pips_own(place: Place, wheels: Path) -> None:
     """A question, and another folder."""
     assert "torch" in pip(place, "list").stdout

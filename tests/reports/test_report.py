@@ -333,6 +333,7 @@ def test_jobs_are_grouped_by_notebook_with_what_varies() -> None:
     assert (second.varying, second.metrics) == ([], [])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_grid_is_plotted(tmp_path: Path) -> None:
     """One plot for each number that changes; names are text, whatever is in them; a cross marks a bad end."""

@@ -91,6 +91,7 @@ def brightness(colour: str) -> float:
     return sum(numbers) / 3
 
 
+@pytest.mark.long
 def test_the_report_prints_light_and_whole(run_path: Path, context) -> None:
     """On paper there is no dark page, and nothing is cut off or scrolls."""
     page = context.new_page()

@@ -242,6 +242,7 @@ def test_odd_values_of_an_earlier_run_are_compared_with_nothing() -> None:
     assert found["jobs"][0]["seconds"] == [None, 12.5]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_runs_of_the_command_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -112,6 +112,7 @@ def test_all_gpus_are_in_the_mask_the_table_and_the_report(
     assert "GPU 0,1,2,3" in (folder / "report.html").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_with_one_gpu_it_runs_on_the_cpu_and_the_result_tells_why(
     host: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -178,6 +179,7 @@ def three(gpus: list[Device]) -> list[Device]:
     return [*gpus, replace(gpus[1], index=2, pci_address="0000:05:00.0")]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_gpu_that_somebody_keeps_is_left_out(
     tmp_path: Path, three: list[Device], cpu: Device, monkeypatch: pytest.MonkeyPatch
@@ -195,6 +197,7 @@ def test_a_gpu_that_somebody_keeps_is_left_out(
     assert done.results[1].is_ok
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_notebook_that_cannot_have_two_gpus_does_not_stop_the_run(
     tmp_path: Path, gpus: list[Device], cpu: Device, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def test_what_is_saved_during_a_run_is_not_executed(
     assert executed["metadata"]["papermill"]["input_path"] == str(later)
 
 
+@pytest.mark.long
 def test_a_notebook_that_is_removed_during_a_run_is_executed(
     tmp_path: Path, gpus: list[Device], cpu: Device, run_folder: RunFolder
 ) -> None:

@@ -134,6 +134,7 @@ def test_a_name_of_the_runs_own_files_is_not_given() -> None:
     assert found == ["report-2", "a", "a-attempt1"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_grid_over_notebooks_is_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -102,6 +102,7 @@ def test_a_dry_run_prints_the_order_and_the_times(project: Path, capsys: pytest.
     assert sorted(project.rglob("*")) == before
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_dry_run_of_a_resume_says_what_is_skipped(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Finished jobs are marked, and no journal is touched."""

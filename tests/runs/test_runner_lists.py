@@ -194,6 +194,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_list_is_run_with_paths_relative_to_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names of any kind become safe file names, and nothing is written outside of the run folder."""

@@ -82,6 +82,7 @@ def remove(folder: Path) -> None:
             time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_notebook_that_the_system_kills_for_want_of_memory(tmp_path: Path) -> None:
     """It is killed (137) and the message says memory; states are true, others go on, and a retry may have more luck."""
     notebook_files.write(tmp_path / "notebooks/eats.ipynb", "print('before')", EAT, "print('after')")

@@ -173,6 +173,7 @@ def test_a_run_of_which_no_job_can_start_leaves_no_folder(
     assert not (project / "share").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_several_reasons_are_each_said_once(project: Path) -> None:
     """With those whom they concern, and a good notebook next to them makes it a run."""
@@ -192,6 +193,7 @@ def test_several_reasons_are_each_said_once(project: Path) -> None:
     assert len(list((project / "share/runs").iterdir())) == 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_last_is_never_a_run_that_did_not_begin(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Neither to list, to continue nor to compare with."""

@@ -293,6 +293,7 @@ def test_an_interrupted_run_saves_and_leaves_no_process(lab: Lab) -> None:
     assert eventually(lambda: not of_jobs(), 20), of_jobs()
 
 
+@pytest.mark.long
 def test_a_runner_that_is_killed_leaves_no_process(lab: Lab) -> None:
     """Neither does SIGKILL of the runner itself: its child ends with it, and Ray ends the tasks."""
     names = [lab.write(f"k{number}", "import time; time.sleep(600)") for number in range(2)]
@@ -369,6 +370,7 @@ def test_a_node_with_a_second_mask_is_refused(kernel: str, tmp_path: Path) -> No
     assert not list((tmp_path / "share").glob("runs/*"))
 
 
+@pytest.mark.long
 def test_the_loss_of_the_head_ends_the_run_in_words_and_it_can_be_resumed(lab: Lab, kernel: str) -> None:
     """The runner lives on, says what has become of each job, and a new cluster finishes what is left."""
     log, gate = lab.folder / "ends.txt", lab.folder / "gate"

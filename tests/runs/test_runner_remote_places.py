@@ -214,6 +214,7 @@ def test_a_round_looks_at_no_gpu_however_many_there_are() -> None:
     assert named <= MAX_NAMED_NODES
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_turn_does_the_same_work_on_few_and_on_many_nodes() -> None:
     """Placing a job and releasing it runs the same lines of code with 80 and with 8,000 GPUs."""

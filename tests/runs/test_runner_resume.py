@@ -103,6 +103,7 @@ def test_only_what_had_not_finished_runs_again(project: Path, capsys: pytest.Cap
     assert events[-1] == "run finished"
 
 
+@pytest.mark.long
 def test_a_run_that_ended_has_nothing_left_to_do(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Resuming it again and again changes nothing."""
     assert main(["a", "b", "--gpus", "none"]) == 0
@@ -158,6 +159,7 @@ def test_a_notebook_is_on_the_disk_before_the_journal_has_its_end(
     assert run_folder_of(project).name in before[before.index("a.ipynb") :]
 
 
+@pytest.mark.long
 def test_a_changed_notebook_runs_again_and_it_is_said_why(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A change of its code counts; outputs, prose and other metadata do not."""
     assert main(["a", "b", "--gpus", "none"]) == 0
@@ -185,6 +187,7 @@ def test_a_changed_notebook_runs_again_and_it_is_said_why(project: Path, capsys:
     assert (run_folder_of(project) / "a.attempt1.ipynb").is_file()
 
 
+@pytest.mark.long
 def test_other_packages_of_the_users_own_run_a_kernels_notebooks_again(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

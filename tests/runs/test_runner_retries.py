@@ -96,6 +96,7 @@ def test_the_number_of_retries_is_kept(tmp_path: Path, slots: Slots, run_folder:
     assert {"dies.attempt1.log", "dies.attempt2.log", "dies.log"} < {path.name for path in run_folder.path.iterdir()}
 
 
+@pytest.mark.long
 def test_what_will_not_pass_is_not_tried_again(tmp_path: Path, slots: Slots, run_folder: RunFolder) -> None:
     """Exceptions, limits and notebooks that cannot be run end at once."""
     paths = [
@@ -113,6 +114,7 @@ def test_what_will_not_pass_is_not_tried_again(tmp_path: Path, slots: Slots, run
     ]
 
 
+@pytest.mark.long
 def test_the_first_failure_stops_a_run(tmp_path: Path, slots: Slots, cpu: Device, run_folder: RunFolder) -> None:
     """The job next to it is stopped and saved, the others are not run, and each says why."""
     running = "import pathlib, time\nprint('so far', flush=True)\npathlib.Path('runs').touch()\ntime.sleep(600)"
@@ -146,6 +148,7 @@ def test_a_job_that_cannot_run_is_a_failure_too(tmp_path: Path, slots: Slots, ru
     assert [result.status for result in done.results] == ["not run", "not run"]
 
 
+@pytest.mark.long
 def test_the_command_tries_once_more_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

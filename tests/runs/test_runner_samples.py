@@ -103,6 +103,7 @@ def test_the_processor_has_no_file(tmp_path: Path, meters: Meters) -> None:
     assert not (tmp_path / "a.jsonl").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_keeps_samples_and_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

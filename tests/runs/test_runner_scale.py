@@ -109,6 +109,7 @@ def test_what_is_remembered_of_free_gpus_changes_no_decision(monkeypatch: pytest
     assert started(jobs) == remembered
 
 
+@pytest.mark.long
 def test_a_large_journal_is_read_again(tmp_path: Path) -> None:
     """What had finished is kept, what had failed is run again, and how often each was tried is known."""
     jobs = synthetic.queue(JOBS)

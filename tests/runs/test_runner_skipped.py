@@ -62,6 +62,7 @@ def test_a_skipped_notebook_has_its_reason_and_the_run_exits_with_0(
     assert "skip(" not in json.dumps(json.loads(executed)["cells"][1]["outputs"])  # the reason and no traceback
 
 
+@pytest.mark.long
 def test_an_error_that_only_has_the_name_is_a_failure(project: Path) -> None:
     """A notebook counts as skipped only if it called `rocmlab.skip`."""
     notebook_files.write(
@@ -71,6 +72,7 @@ def test_an_error_that_only_has_the_name_is_a_failure(project: Path) -> None:
     assert main(["--gpus", "none"]) == 1
 
 
+@pytest.mark.long
 def test_resume_runs_a_skipped_notebook_again(project: Path) -> None:
     """What was missing may be there now."""
     main(["--gpus", "none"])

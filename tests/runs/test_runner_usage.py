@@ -357,6 +357,7 @@ def test_eight_devices_are_read_twice_a_second_and_not_more(
     assert max(map(readings, devices)) <= seconds / usage.YOUNG_EVERY_SECONDS + 2
 
 
+@pytest.mark.long
 def test_a_run_reports_what_its_notebooks_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,6 +134,7 @@ def test_a_fork_server_that_must_not_fork_is_told_and_done_without(
         assert f"--- warning: {result.warnings[0].splitlines()[0]}" in done.folder.file(result.name, "log").read_text()
 
 
+@pytest.mark.long
 def test_a_killed_fork_server_is_replaced(tmp_path: Path, preload: Path, gpus: list[Device], cpu: Device) -> None:
     """The first job's end is the parent's; the others are forked from another one."""
 

@@ -110,6 +110,7 @@ def test_a_worker_in_doubt_has_no_other_job(tmp_path: Path, cpu: Device, cell: s
     assert worker_of(done, "1") != worker_of(done, "2")
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_while_idle_costs_nothing(tmp_path: Path, cpu: Device) -> None:
     """The first job's worker is killed when the job has ended; the second runs in another, and no one is told."""
 
@@ -212,6 +213,7 @@ def test_a_process_that_cannot_start_is_told_in_the_log(
 # -- Conversion
 
 
+@pytest.mark.long
 def test_a_conversion_survives_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is retried in a new one; what cannot be converted is told, and the next one is converted."""
     good = notebook_files.write(tmp_path / "good.ipynb", "pass")
@@ -258,6 +260,7 @@ def convert_with(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return execute(folder, Slots([], cpu), {"n": ("1",)}, environment=environment)
 
 
+@pytest.mark.long
 def test_a_conversion_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process is killed, the job is in the journal before that, and the result says why there is no HTML."""
     monkeypatch.setattr("rocmlab.runs.workers.converter.CONVERSION_SECONDS", 1.5)
@@ -276,6 +279,7 @@ def test_a_conversion_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.long
 def test_an_interrupted_conversion_is_made_up_for_when_the_run_is_continued(
     tmp_path: Path, cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +309,7 @@ def test_an_interrupted_conversion_is_made_up_for_when_the_run_is_continued(
     assert (tmp_path / "starts").read_text() == "x"
 
 
+@pytest.mark.long
 def test_a_converter_that_cannot_be_started_costs_only_the_html(
     tmp_path: Path, cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -288,6 +288,7 @@ def test_the_foreground_of_a_terminal_is_read_from_ps() -> None:
     assert busy.foreground(table, {20}) == []
 
 
+@pytest.mark.long
 def test_when_has_one_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make passes WHEN and FORCE as variables; FORCE=0 is none."""
     given = argparse.Namespace(force=False, when=None)

@@ -59,6 +59,7 @@ def add(python: Path, wheels: Path) -> tuple[str, bool]:
     return done.stdout.splitlines()[0], there
 
 
+@pytest.mark.long
 def test_the_build_that_matches_is_taken(python: Path, tmp_path: Path) -> None:
     """It is the version made for this PyTorch, not the newest one."""
     vision(tmp_path, "0.28.0+rocm7.2", "2.13.0")
@@ -89,6 +90,7 @@ def test_one_that_cannot_be_imported_is_removed(python: Path, tmp_path: Path) ->
     assert not is_there
 
 
+@pytest.mark.long
 def test_where_there_is_none_the_line_names_what_adds_it(python: Path, tmp_path: Path) -> None:
     """A lab without them works; PyTorch stays as it is."""
     line, is_there = add(python, tmp_path)

@@ -105,6 +105,7 @@ def test_an_environment_is_kept_until_the_new_one_is_finished(
     assert [path.name for path in (tmp_path / ".rocmlab/environments").iterdir()] == ["one"] * is_link
 
 
+@pytest.mark.long
 @NEEDS_NATIVE_PYTHON
 def test_an_environment_that_was_kept_returns_after_a_sudden_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -115,6 +115,7 @@ def test_jupyterlab_is_there_before_the_frameworks_and_a_run_waits_for_them(lab:
     assert (lab.folder / ".rocmlab/jupyter.json").read_text() == record
 
 
+@pytest.mark.long
 def test_a_failed_installation_is_shown_where_it_is_looked_for(lab: Clone) -> None:
     """By `make status` and the doctor, with its reason and what retries it; JupyterLab runs."""
     (lab.folder / "fails").touch()
@@ -136,6 +137,7 @@ def test_a_failed_installation_is_shown_where_it_is_looked_for(lab: Clone) -> No
     until(lambda: titles(lab) == {"TensorFlow", "PyTorch"})
 
 
+@pytest.mark.long
 def test_make_down_ends_the_installation_and_make_up_continues_it(lab: Clone) -> None:
     """Nothing of the lab runs in between."""
     lab.make("up")

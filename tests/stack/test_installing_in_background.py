@@ -282,6 +282,7 @@ def test_make_clean_ends_it_and_removes_the_environment(scene: Scene) -> None:
     assert scene.installer.find() is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("always", [False, True])
 def test_other_commands_wait_for_it(scene: Scene, always: bool) -> None:
     """`make run-notebooks` finds the environment whole then; `make build` and `upgrade` go through it again."""

@@ -138,6 +138,7 @@ class TestServer:
 
         folder.chmod(0o700)
 
+    @pytest.mark.long
     def test_a_new_log_begins_where_it_is_too_large(self, lab: NativeLab) -> None:
         """What strangers ask for is a line each; what was written before is in the file next to it, for this user."""
         lab.settings.chosen["LOG_MAX_SIZE"] = "16k"
@@ -176,6 +177,7 @@ class TestServer:
 
         assert pid == pid_of(lab)
 
+    @pytest.mark.long
     def test_one_that_hangs_is_restarted_by_force_alone(self, lab: NativeLab, monkeypatch: pytest.MonkeyPatch) -> None:
         """It may come back, and its kernels with it; no one has said that they may end."""
         lab.start(lambda _: None)
@@ -208,6 +210,7 @@ class TestServer:
         assert "[I " in text
         assert not [line for line in text.splitlines() if line.startswith(("[W", "[E", "[C")) or "WARNING" in line]
 
+    @pytest.mark.long
     def test_another_project_folder_shows_work_and_share(self, lab: NativeLab) -> None:
         """JupyterLab's root holds the same two names as in the container."""
         lab.start(lambda _: None)
@@ -303,6 +306,7 @@ class TestHome:
             server.OPENER.open(evil, timeout=10)
         assert "JUPYTERHUB_API_TOKEN" not in lab.server_environment()
 
+    @pytest.mark.long
     def test_settings_and_workspaces_are_on_the_share(self, lab: NativeLab) -> None:
         """JupyterLab's own files survive `make clean`, in a home that only the user reads."""
         lab.start(lambda _: None)
@@ -314,6 +318,7 @@ class TestHome:
         assert lab.home == lab.share_folder / "home"
         assert lab.home.stat().st_mode & 0o777 == 0o700
 
+    @pytest.mark.long
     def test_files_next_to_work_and_share_are_moved_once(self, lab: NativeLab) -> None:
         """Root can write there: each byte is still there, and each move is one line."""
         homes.unlock(lab.view)

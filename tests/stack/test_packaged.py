@@ -79,6 +79,7 @@ def test_the_wheel_is_the_same_bytes_whoever_builds_it(package: Path, tmp_path: 
     assert again.read_bytes() == next(package.parent.glob("*.whl")).read_bytes()
 
 
+@pytest.mark.long
 def test_the_folder_has_what_a_clone_has(package: Path, here: Path) -> None:
     """Each file of the project and of the package, byte for byte, programs executable; git knows them as one commit.
 
@@ -175,6 +176,7 @@ def test_a_folder_runs_its_own_version(package: Path, newer: Path, here: Path) -
     assert notebook.read_text() == "mine\n"
 
 
+@pytest.mark.long
 def test_git_may_come_later(package: Path, newer: Path, here: Path, tmp_path: Path) -> None:
     """Without git a folder is made; its version is known to git from the next `up` on."""
     bare = tmp_path / "bin"

@@ -104,6 +104,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
     found.make("down", "FORCE=1", succeeds=False)
 
 
+@pytest.mark.long
 def test_local_users_see_no_line_about_ssh(lab: Clone) -> None:
     """On a desktop the URL is all, also where the environment has a HOST of its own, as shells' do."""
     lab.environment["HOST"] = "x86_64-conda-linux-gnu"

@@ -204,6 +204,7 @@ def json_status(user: Clone) -> str:
     return subprocess.run(command, cwd=user.folder, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.long
 def test_a_version_that_does_not_work_is_left_again(user: Clone, origin: Path) -> None:
     """Its server starts, its extension does not: checkout, environment and settings are back, and the lab answers."""
     git(user.folder, "-c", "pull.ff=only", "pull", "--quiet", "--autostash")

@@ -135,6 +135,7 @@ class TestSeries:
 class TestMemory:
     """It does not grow."""
 
+    @pytest.mark.long
     @pytest.mark.slow
     @pytest.mark.parametrize("hours", [3, pytest.param(24, marks=pytest.mark.long)])
     def test_a_simulated_day_adds_nothing(self, hours: int) -> None:

@@ -187,6 +187,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     KernelProvisionerFactory.clear_instance()
 
 
+@pytest.mark.long
 def test_warm_kernels_are_told_apart(host: Host, tmp_path: Path) -> None:
     """Each is forked from a parent that the first notebook has started: none has that notebook's name, but its own."""
 

@@ -239,6 +239,7 @@ def test_the_full_screen_lives(words: tuple[list[str], dict[str, str]], tmp_path
         terminal.close()
 
 
+@pytest.mark.long
 def test_a_card_that_leaves_does_not_end_nvitop(words: tuple[list[str], dict[str, str]], tmp_path: Path) -> None:
     """Its values become N/A on the running screen."""
     live = Live(tmp_path / "host", gpus=2, busy="50", faults=["vanish:1:10"])
@@ -301,6 +302,7 @@ def test_a_script_uses_the_api_of_nvitop(run: Run, tmp_path: Path, kernel: subpr
     assert renamed.endswith(command[len(sys.executable) :])
 
 
+@pytest.mark.long
 def test_gpustat_prints_every_gpu(run: Run, tmp_path: Path, kernel: subprocess.Popen[bytes]) -> None:
     """Its JSON has the sampler's values and the process."""
     path = tool("gpustat")

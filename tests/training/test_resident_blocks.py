@@ -30,6 +30,7 @@ def test_data_that_fit_are_resident():
         assert found.sentence == ""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_reserve_is_left_for_weights_and_activations():
     """Data as large as what is free do not stay whole: the network needs memory also."""
