@@ -32,3 +32,13 @@ def test_only_the_sockets_that_tell_of_the_network_are_refused() -> None:
     )
 
     assert done.stdout.split() == ["made", "made", "made", "made", "EAFNOSUPPORT"]
+
+
+def test_features_that_are_switched_off_are_in_one_list() -> None:
+    """Chromium would take the last of several."""
+    given = ["--disable-features=A,B", "page", "--disable-features=C"]
+    command = [engines.STEADY_CHROMIUM, *given]
+
+    shown = subprocess.check_output(command, env={**os.environ, "CHROMIUM": "/bin/echo"}, text=True)
+
+    assert shown.split() == ["--disable-features=A,B,C", "page"]
