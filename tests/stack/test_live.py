@@ -15,6 +15,8 @@ from rocmlab.base import notify
 from rocmlab.stack import live, settings
 from rocmlab.stack.image import PASSED_INTO_THE_LAB
 
+UID = 4321
+
 
 def test_what_make_up_writes_is_what_the_lab_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Defaults and choices, at each use, whatever the environment of the server's start said."""
@@ -44,6 +46,20 @@ def test_the_file_is_not_touched_when_nothing_changes(tmp_path: Path) -> None:
     assert path.stat().st_mtime_ns == before
     assert path.stat().st_mode & 0o777 == 0o644
     assert path.parent.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a second user id needs root: run .ci/run")
+def test_after_a_make_up_under_sudo_the_caller_can_change_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folder and file are the caller's, in a clone of theirs: from the second day on they may use Docker themselves."""
+    project = tmp_path / "project"
+    project.mkdir()
+    os.chown(project, UID, UID)
+    monkeypatch.setenv("SUDO_UID", str(UID))
+
+    live.write(settings.load(project, {}))
+
+    path = live.path_of(settings.load(project, {}))
+    assert [each.stat().st_uid for each in (path.parent.parent, path.parent, path)] == [UID] * 3
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"RECORD_GPUS": 1, "PORT": "1"}'])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from rocmlab.base import notify
+from rocmlab.base import identity, notify
 from rocmlab.base.live import FILE, read
 from rocmlab.base.live import GIVEN as GIVEN
 from rocmlab.base.live import INSIDE as INSIDE
@@ -27,8 +27,9 @@ def path_of(settings: Settings) -> Path:
 def ensure_folder(settings: Settings) -> Path:
     """Make the folder that a container mounts, readable by the lab's user, and return it."""
     folder = path_of(settings).parent
-    folder.mkdir(parents=True, exist_ok=True)
-    if folder.stat().st_uid == os.getuid():
+    identity.make_folder(settings.state)
+    identity.make_folder(folder)
+    if folder.stat().st_uid in identity.own_uids():
         folder.chmod(0o755)
     return folder
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
 from rocmlab.stack.container import ContainerLab
 
@@ -30,7 +31,7 @@ def share(lab: ContainerLab, *, is_read_only: bool) -> str | None:
 def make(lab: ContainerLab) -> None:
     """Make the share's folder, or its volume as Compose would; raise RocmlabError if the engine does not."""
     if lab.share_folder:
-        lab.share_folder.mkdir(parents=True, exist_ok=True)
+        identity.make_folder(lab.share_folder)
         return
     labels = []
     if lab.program == "docker":
