@@ -25,7 +25,7 @@ from rocmlab.base import lease_folder
 from rocmlab.devices import discover
 from rocmlab.kernels.leases import Holder, Leases
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.labs]
 KILLS = int(os.environ.get("LEASE_KILLS", "30"))
 
 

@@ -12,7 +12,7 @@ from clones import Clone
 from containers import docker
 from demos import Demo, notebooks, until
 
-pytestmark = [pytest.mark.container, pytest.mark.long("the demonstration in a container")]
+pytestmark = [pytest.mark.container, pytest.mark.labs, pytest.mark.long("the demonstration in a container")]
 SHOWN = {"pretended_training.ipynb", "forgotten_kernel.ipynb"}
 
 

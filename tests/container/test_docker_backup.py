@@ -10,7 +10,7 @@ import pytest
 from clones import Clone
 from containers import docker
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.labs]
 
 
 def inside(lab: Clone, program: str) -> str:

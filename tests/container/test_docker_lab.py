@@ -24,7 +24,7 @@ from intruders import intruder
 from rocmlab.base import identity
 from rocmlab.stack import server, tls
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.labs]
 # By venv, with the ipykernel of the lab's own PyTorch.
 ENVIRONMENT = """
 /opt/torch/bin/python -m venv --without-pip "$1"

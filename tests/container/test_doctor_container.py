@@ -13,7 +13,7 @@ from clones import Clone
 from containers import Container, docker
 from hosts import Gpu, make_host
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.labs]
 GPUS = (Gpu(1, 0x0300, 128), Gpu(2, 0x0600, 129, unique_id=7))
 # path in the container, minor number (of /dev/null, zero and full, which every container may open), owning group
 NODES = (("/host/dev/kfd", 3, 61104), ("/host/dev/dri/renderD128", 5, 61992), ("/host/dev/dri/renderD129", 7, 61992))

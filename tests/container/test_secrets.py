@@ -15,7 +15,7 @@ from containers import TOKEN, Container, docker
 
 from rocmlab.base import confidential
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.labs]
 
 METRICS_TOKEN = "m" * 64
 GIVEN = {

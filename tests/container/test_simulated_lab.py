@@ -10,7 +10,7 @@ from clones import Clone
 from containers import docker
 from hosts import Gpu, make_host
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.labs]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from clients import Server
 from clones import Clone
 from containers import docker
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.labs]
 WAIT_SECONDS = 90.0
 GOING_RUN = """
 import fcntl, json, os, socket, sys, time

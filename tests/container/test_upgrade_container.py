@@ -11,7 +11,7 @@ import pytest
 from clones import Clone
 from containers import docker
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.labs]
 
 
 def git(folder: Path, *words: str) -> str:

@@ -116,6 +116,7 @@ def test_nothing_succeeds_against_a_native_lab(native: Target, group: Group) -> 
 
 
 @pytest.mark.container
+@pytest.mark.labs
 @pytest.mark.parametrize("group", groups("container"), ids=str)
 def test_nothing_succeeds_against_a_container(container: Target, group: Group) -> None:
     """The same from outside, and what a notebook or another user in the container could do."""
