@@ -88,4 +88,5 @@ def test_a_request_that_is_never_done_does_not_keep_the_server(server: Server, w
     server.stop()
     thread.join()
     assert (answers, server.process.returncode) == ([0], 0)
+    assert "without waiting for threads, as of a request that was not finished: AnyIO worker thread" in server.log
     assert not list(Path(os.environ["JUPYTER_RUNTIME_DIR"]).glob("jpserver-*"))

@@ -31,14 +31,15 @@ async def finish_requests() -> None:
 
 
 def leave_threads(log: logging.Logger) -> None:
-    """Have this process end when its main thread has, THREAD_SECONDS later where other threads are left by then."""
+    """Have this process end THREAD_SECONDS after its main thread, where other threads are left by then."""
     threading.Thread(target=_leave, args=(log,), name="rocmlab end", daemon=True).start()
 
 
 def _leave(log: logging.Logger) -> None:
     threading.main_thread().join()
     time.sleep(THREAD_SECONDS)  # Python ends meanwhile, and this thread with it, unless others are left
-    log.warning("a request was not finished when the server ended")
+    left = ", ".join(sorted(thread.name for thread in threading.enumerate() if not thread.daemon and thread.is_alive()))
+    log.warning("the server ends without waiting for threads, as of a request that was not finished: %s", left)
     try:
         logging.shutdown()
         sys.stdout.flush()
