@@ -23,7 +23,7 @@ from rocmlab.stack import engine as engine_probe
 from rocmlab.stack import gpus, settings
 from rocmlab.stack.choice import Choice
 
-pytestmark = [pytest.mark.container, pytest.mark.long("an engine with CDI")]
+pytestmark = [pytest.mark.container, pytest.mark.long("CDI names")]
 GPUS = (Gpu(1, 0x8300, 129), Gpu(2, 0x0300, 128, unique_id=0x2222333344445555))
 NODES = {
     "/dev/kfd": 61104,

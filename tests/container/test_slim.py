@@ -20,7 +20,7 @@ import standins
 from containers import TOKEN as LAB_TOKEN
 from containers import Container, docker, mirror
 
-pytestmark = [pytest.mark.container, pytest.mark.images, pytest.mark.long("slim images")]
+pytestmark = [pytest.mark.container, pytest.mark.images, pytest.mark.long("the slim image")]
 ROCM = "10.0.0"
 TORCH, VISION = f"2.13.0+rocm{ROCM}", f"0.28.0+rocm{ROCM}"
 PUBLISHED = ("gfx1100", "gfx1201", "gfx942")

@@ -41,6 +41,7 @@ def image(lab: Clone, suffix: str = "") -> str:
     return docker("image", "inspect", "--format", "{{.Id}}", f"{lab.env['ROCMLAB_IMAGE']}{suffix}").strip()
 
 
+@pytest.mark.long
 def test_a_broken_version_is_left_and_a_good_one_can_be_rolled_back(lab: Clone) -> None:
     """The image of the lab that works is never the one that is lost."""
     first, commit, env = image(lab), git(lab.folder, "rev-parse", "HEAD"), lab.env
