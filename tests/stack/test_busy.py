@@ -53,6 +53,7 @@ class Kernel:
         self.lab, self.identity = lab, session["kernel"]["id"]
         url = f"ws://127.0.0.1:{lab.port}/api/kernels/{self.identity}/channels?token={lab.token}"
         self.page = opened(url)
+        self.request = ""
 
     def execute(self, code: str) -> None:
         """Have it compute, and return when it says that it does."""
@@ -60,16 +61,21 @@ class Kernel:
         content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}}
         message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
         self.page.send(json.dumps(message))
-        self._until("busy", header["msg_id"])
+        self.request = header["msg_id"]
+        self._until("busy")
 
     def finish(self) -> None:
-        """Return when it computes no more."""
+        """Return when it computes no more, and the server knows it."""
         self._until("idle")
+        end = time.monotonic() + WAIT_SECONDS
+        while self.lab.ask(f"/api/kernels/{self.identity}")[1]["execution_state"] != "idle":
+            assert time.monotonic() < end, "the server calls it busy"
+            time.sleep(0.05)
 
-    def _until(self, state: str, message: str = "") -> None:
+    def _until(self, state: str) -> None:
         while True:
             heard = json.loads(self.page.recv())
-            is_answer = not message or heard["parent_header"].get("msg_id") == message
+            is_answer = heard["parent_header"].get("msg_id") == self.request
             if heard["msg_type"] == "status" and heard["content"]["execution_state"] == state and is_answer:
                 return
 
