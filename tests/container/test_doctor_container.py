@@ -102,6 +102,7 @@ def test_a_lab_for_gpus_without_any(image: str) -> None:
     assert found["dev.kfd.exists"]["about"] == "host"
 
 
+@pytest.mark.long
 def test_the_frameworks_compute_in_the_lab(lab: Container) -> None:
     """Both multiply right, on the CPU, and report it; nothing of it blocks."""
     command = ["docker", "exec", lab.id, "start.sh", "rocmlab", "doctor", "--json"]

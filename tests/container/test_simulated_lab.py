@@ -66,6 +66,7 @@ def test_the_tree_cannot_be_changed_from_inside(docker_lab: Clone, printed: str)
     assert docker("exec", container(docker_lab), "bash", "-c", program) == "refused\n"
 
 
+@pytest.mark.long
 def test_it_is_remembered_and_taken_back(docker_lab: Clone, printed: str, host: Path) -> None:
     """The next `make up` is on the simulated host still; an empty value returns to this machine."""
     again = docker_lab.make("up").stdout

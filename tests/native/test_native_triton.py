@@ -75,6 +75,7 @@ def run(lab: tuple[Path, str], folder: Path, program: str, **environment: str) -
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.long
 def test_the_kernel_compiles_for_amd_gpus_and_the_rest_is_skipped(lab: tuple[Path, str], tmp_path: Path) -> None:
     """Without any GPU each supported one gets code with its instructions; then the notebook names what it lacks."""
     done = run(lab, tmp_path, "\n\n".join(cells().values()))

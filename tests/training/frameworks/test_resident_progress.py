@@ -74,6 +74,7 @@ class Child:
         return time.time()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", [pytest.param("keras", marks=long_on("torch", "jax")), *(["plain"] if BACKEND == "torch" else [])]
 )
@@ -128,6 +129,7 @@ class TestCuts:
 
         return run
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("steps", "memory_bytes"),
         [
@@ -145,6 +147,7 @@ class TestCuts:
             np.testing.assert_array_equal(one, other)
         assert cut_history == history
 
+    @pytest.mark.long
     @long_on("jax", "tensorflow")
     @pytest.mark.skipif(BACKEND == "torch", reason="PyTorch runs no loop on the device")
     def test_groups_of_a_fixed_length_as_on_a_gpu(self, train, monkeypatch):

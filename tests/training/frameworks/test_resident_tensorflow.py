@@ -66,6 +66,7 @@ class TestSameAsFit:
         """An epoch of one small batch is trained as one batch."""
         side_by_side(fit_resident, lambda: dense(keras), *digits(20))
 
+    @pytest.mark.long
     def test_sample_weights(self, keras, fit_resident):
         """Weights of samples weigh loss and weighted metrics, in training and in validation."""
         x, y = digits()
@@ -80,6 +81,7 @@ class TestSameAsFit:
             validation_data=(x[:40], y[:40], weights[:40]),
         )
 
+    @pytest.mark.long
     def test_several_inputs_and_outputs(self, keras, fit_resident):
         """Dicts of inputs and of targets reach the model under their names.
 
@@ -137,6 +139,7 @@ class TestSameAsFit:
         assert float(scale.numpy()) < 2.0**24 or policy == "mixed_bfloat16"
         assert "one XLA program an epoch" in result.how
 
+    @pytest.mark.long
     def test_dropout_advances_the_seeds(self, keras, fit_resident):
         """Seeds of dropout move on as in fit, and the network learns as well."""
         x, y = digits(600)
@@ -513,6 +516,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.long
 def test_mirrored_strategy_equals_one_device(keras):
     """On two parts of the CPU each takes half of a batch, also of the last, and the weights are one device's."""
     environment = {**os.environ, "PYTHONPATH": SRC, "OMP_NUM_THREADS": "1"}
