@@ -22,6 +22,8 @@ from rocmlab.stack.environment import Environment
 from rocmlab.stack.native import NativeLab
 from rocmlab.stack.process import follow
 
+UID = 4321
+
 LISTENING = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
 
 
@@ -200,3 +202,22 @@ def test_a_long_program_ends_with_the_command_that_follows_it(tmp_path: Path) ->
         follow([sys.executable, "-c", program], log=tmp_path / "log", show=interrupt)
 
     assert identity.wait_gone(processes, 10)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a second user id needs root: run .ci/run")
+def test_the_log_of_a_make_up_under_sudo_can_be_replaced_by_the_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is theirs, in a folder of theirs; a link in its place is replaced, and what it leads to stays as it is."""
+    state, other = tmp_path / ".rocmlab", tmp_path / "other"
+    state.mkdir()
+    os.chown(state, UID, UID)
+    other.write_text("of root")
+    (state / "build.log").symlink_to(other)
+    monkeypatch.setenv("SUDO_UID", str(UID))
+
+    follow([sys.executable, "-c", "print('built')"], log=state / "build.log", show=lambda _: None)
+
+    log = state / "build.log"
+    assert (log.is_symlink(), log.read_text(), log.stat().st_uid) == (False, "built\n", UID)
+    assert (other.read_text(), other.stat().st_uid) == ("of root", 0)

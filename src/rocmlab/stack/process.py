@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
 
 
@@ -103,6 +104,7 @@ def follow(
     If this process is interrupted meanwhile, the program is ended, which only a terminal's Ctrl-C does on its own.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)  # it may be root's, of an earlier `sudo make up`, or a link
     last: collections.deque[str] = collections.deque(maxlen=40)
     with (
         open(log, "w", encoding="utf-8") as file,
@@ -118,6 +120,7 @@ def follow(
             pass_fds=keep,
         ) as process,
     ):
+        identity.give_to_caller(file.fileno(), log.parent)
         assert process.stdout is not None
         try:
             for line in process.stdout:
