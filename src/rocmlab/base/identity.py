@@ -190,8 +190,10 @@ def give_to_caller(descriptor: int, folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, if it is not there; under sudo it is the caller's (`give_to_caller`), but not what it links to."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Make a folder and those above; under sudo they are the caller's (`give_to_caller`), but not what one links to."""
+    if not folder.parent.exists():
+        make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

@@ -27,7 +27,6 @@ def path_of(settings: Settings) -> Path:
 def ensure_folder(settings: Settings) -> Path:
     """Make the folder that a container mounts, readable by the lab's user, and return it."""
     folder = path_of(settings).parent
-    identity.make_folder(settings.state)
     identity.make_folder(folder)
     if folder.stat().st_uid in identity.own_uids():
         folder.chmod(0o755)
