@@ -133,7 +133,6 @@ def test_missing_env_is_explained(make_project, overlay: str) -> None:
     assert "run `make up` first" in done.stderr
 
 
-@pytest.mark.long
 def test_share_survives_down_and_up(make_project, image: str) -> None:
     """`docker compose down` keeps the share, `down -v` is what removes it."""
     project = make_project("cpu", ROCMLAB_IMAGE=image)

@@ -149,7 +149,6 @@ rocmlab kernels install 2>&1; ls $kernels
 class TestOwners:
     """The owner and the mode of what exists never change."""
 
-    @pytest.mark.long
     def test_a_folder_of_roots_is_used_and_not_changed(self, image: str, tmp_path: Path) -> None:
         """SHARE=/folder with a key that only root reads: the lab gets folders of its own next to it, and starts."""
         (tmp_path / "key").write_text("secret")

@@ -106,7 +106,6 @@ def test_containers_do_not_reach_each_other(machine: hubs.Machine) -> None:
     docker("exec", name, "/opt/rocmlab/bin/python", "-c", code, hub.hub_address, str(hub.hub_port))
 
 
-@pytest.mark.long
 def test_labs_run_on_without_the_hub_and_files_outlive_the_container(machine: hubs.Machine) -> None:
     """The next hub finds the same container; a stopped lab's is removed, and the next one has the user's files."""
     before = inspect(machine, "ada")["Id"]

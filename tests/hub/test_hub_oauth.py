@@ -18,7 +18,7 @@ from rocmlab.hub.service import Hub
 from rocmlab.stack import project as projects
 from rocmlab.stack import settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.native, pytest.mark.long("a login provider")]
+pytestmark = [pytest.mark.slow, pytest.mark.native]
 
 
 class User(Client):

@@ -470,7 +470,6 @@ class TestAnotherImage:
 class TestUse:
     """Overlays that kernels run from."""
 
-    @pytest.mark.long
     def test_one_in_use_stays(self, place: Place, add: Add) -> None:
         """Its modules may be imported later; when its kernel has ended, the next installation removes it."""
         add("harmless==1.0")

@@ -484,7 +484,6 @@ class TestInstaller:
         assert versions(environment, "engine", "sdk") == {"engine": "1.0", "sdk": "1.0"}
         assert ("pip installs" in done.stderr) is not has_uv
 
-    @pytest.mark.long
     def test_a_framework_has_the_hashes_that_its_index_gave_once(self, environment: Path, tmp_path: Path) -> None:
         """Another file under the same name is rejected, whatever the index says now; without a lock it is taken."""
         import uv

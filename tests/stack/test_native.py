@@ -318,7 +318,6 @@ class TestHome:
         assert lab.home == lab.share_folder / "home"
         assert lab.home.stat().st_mode & 0o777 == 0o700
 
-    @pytest.mark.long
     def test_files_next_to_work_and_share_are_moved_once(self, lab: NativeLab) -> None:
         """Root can write there: each byte is still there, and each move is one line."""
         homes.unlock(lab.view)
