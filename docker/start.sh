@@ -299,6 +299,18 @@ use_caches() { # compiled kernels belong to one ROCm version and one target, wei
   export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$cache/triton}
 }
 
+use_fonts() { # matplotlib makes a list of fonts once, and never looks for new ones: it gets the image's, or makes another
+  local made=/usr/share/rocmlab/matplotlib own=("$HOME/.fonts" "${XDG_DATA_HOME:-$HOME/.local/share}/fonts")
+  local record=$MPLCONFIGDIR/fonts-of-image known
+  known=$(cat "$made"/fontlist-*.json 2>/dev/null | sha256sum || true)
+  if [[ ! $is_first || $(cat "$record" 2>/dev/null) == "$known" &&
+    ! $(find "${own[@]}" -newercm "$record" -print -quit 2>/dev/null) ]]; then return; fi
+  { # a full disk must not stop the lab
+    mkdir -p "$MPLCONFIGDIR" && rm -f "$MPLCONFIGDIR"/fontlist-*.json && echo "$known" >"$record" &&
+      { [[ $(find "${own[@]}" ! -type d -print -quit) ]] || cp "$made"/fontlist-*.json "$MPLCONFIGDIR"; }
+  } 2>/dev/null || true
+}
+
 use_windows_libraries() { # WSL2: Windows lends the libraries that talk to /dev/dxg
   local folder=/usr/lib/wsl/lib
   if [[ -e /dev/dxg && -d $folder ]]; then export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; fi
@@ -365,6 +377,7 @@ fi
 use_packages
 use_kernels
 use_caches
+use_fonts
 use_windows_libraries
 use_secrets
 use_cluster

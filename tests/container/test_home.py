@@ -13,12 +13,20 @@ from containers import Container, docker, own
 
 pytestmark = pytest.mark.container
 HOME = "/home/jovyan/share/home"
+LISTS = "/usr/share/rocmlab/matplotlib"
+DEJAVU = "matplotlib/mpl-data/fonts/ttf/DejaVuSans.ttf"
 PERSISTS = """
 set -e
 mkdir -p ~/.ssh ~/.config/git ~/.jupyter/lab/user-settings
 echo key > ~/.ssh/id_test; chmod 600 ~/.ssh/id_test
 git config --global user.name "A User"
 echo '{"theme": "dark"}' > ~/.jupyter/lab/user-settings/mine.json
+"""
+FONTS = """
+import json, logging, sys
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+from matplotlib import font_manager
+print(json.dumps([font.fname for font in font_manager.fontManager.ttflist]))
 """
 BOMB = """
 import subprocess
@@ -64,6 +72,39 @@ class TestHome:
         assert seen.split("\n")[:4] == ["key", "A User", "700", "600"]
         assert passwd.split(":")[5] == HOME  # which ssh reads
         assert json.loads(theme) == {"theme": "dark"}
+
+    def test_plots_find_the_fonts_of_the_image_and_the_users_own(self, image: str, volume: str, tmp_path: Path) -> None:
+        """The first plot waits for no list of fonts; new ones in the image or at home are found at the next start.
+
+        Matplotlib makes the list once: a share would keep that of its first image for ever.
+        """
+        mount = f"--volume={volume}:/home/jovyan/share"
+
+        def start(*options: str, kernel: str = "torch", first: str = ":") -> str:
+            command = f"{first} && exec /opt/{kernel}/bin/python -c '{FONTS}'"
+            return docker("run", "--rm", mount, *options, image, "bash", "-c", command)
+
+        fresh = [start(kernel="tensorflow"), start()]
+        lists = docker("run", "--rm", "--entrypoint=bash", image, "-c", f"cd {LISTS}; ls; cat *")
+        name, _, text = lists.partition("\n")
+        fonts = json.loads(text)
+        dropped = fonts["ttflist"].pop()["fname"]
+        (tmp_path / name).write_text(json.dumps(fonts))
+        for path in (tmp_path, tmp_path / name):
+            path.chmod(0o755)
+        upgraded = start(f"--volume={tmp_path}:{LISTS}:ro")
+        mine = f"{HOME}/.local/share/fonts/mine.ttf"
+        start(first=f"mkdir -p ~/.local/share/fonts && cp /opt/torch/lib/python3*/site-packages/{DEJAVU} {mine}")
+        own_fonts = [start(), start()]
+
+        assert not [printed for printed in fresh if "generated new fontManager" in printed]
+        assert dropped in fresh[0]
+        assert dropped not in upgraded
+        assert "generated" in own_fonts[0]
+        assert mine in own_fonts[0]
+        assert dropped in own_fonts[0]
+        assert "generated" not in own_fonts[1]
+        assert mine in own_fonts[1]
 
     def test_a_killed_container_loses_no_line_of_a_shell(self, image: str, volume: str) -> None:
         """The history is written with each prompt; a shell starts in work/."""
