@@ -21,6 +21,14 @@ def test_of_several(number): pass
 @pytest.mark.long
 def test_of_one(): pass
 
+@pytest.mark.native
+@pytest.mark.long
+def test_of_a_lab(): pass
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("number", [pytest.param(number, marks=pytest.mark.long(str(number))) for number in range(20)])
+def test_of_a_framework(number): pass
+
 def test_of_each_run(): pass
 """
 
@@ -31,7 +39,7 @@ def run_part(folder: Path, part: str) -> set[str]:
         "from long_parts import keep_part, pytest_report_header\n"
         "def pytest_collection_modifyitems(config, items): keep_part(config, items)\n"
     )
-    (folder / "pyproject.toml").write_text('[tool.pytest]\nmarkers = ["long"]\n')
+    (folder / "pyproject.toml").write_text('[tool.pytest]\nmarkers = ["long", "native", "frameworks"]\n')
     (folder / "test_it.py").write_text(TESTS)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:xdist", "test_it.py"],
@@ -48,15 +56,21 @@ def run_part(folder: Path, part: str) -> set[str]:
 
 @pytest.mark.slow
 def test_all_parts_together_have_every_test_and_each_has_one_of_several(tmp_path: Path) -> None:
-    """What one commit leaves is run by another; each tests all that has variants with some of these."""
+    """What one commit leaves is run by another; each tests all that has variants with some of these.
+
+    So do GitHub's four together with what needs no engine, and those runs that have the same frameworks.
+    """
     whole = run_part(tmp_path, "all")
     parts = [run_part(tmp_path, str(number)) for number in range(long_parts.PARTS)]
 
-    assert len(whole) == 8
+    assert len(whole) == 29
     assert set.union(*parts) == whole
+    assert whole - set.union(*parts[:4]) <= {name for name in whole if "lab" in name or "framework" in name}
+    for third in (parts[::3], parts[1::3], parts[2::3]):
+        assert {name for name in whole if "framework" in name} <= set.union(*third)
     assert all("test_of_each_run" in part for part in parts)
     assert all(sum(name.startswith("test_of_several") for name in part) in (1, 2) for part in parts)
-    assert sum("test_of_one" in part for part in parts) == 1
+    assert [sum(name in part for part in parts) for name in ("test_of_one", "test_of_a_lab")] == [2, 1]
 
 
 def chosen_part(repository: Path, folder: Path, *words: str, **environment: str) -> str:
@@ -84,5 +98,6 @@ def test_the_commit_chooses_the_part_unless_one_is_named(repository: Path, tmp_p
 @pytest.mark.parametrize("count", range(2, 10))
 def test_no_part_is_without_a_variant(count: int) -> None:
     """However many there are."""
-    for part in range(long_parts.PARTS):
-        assert any(long_parts.in_part(part, "a test", index, count) for index in range(count))
+    for parts in (long_parts.FEWER, long_parts.PARTS):
+        for part in range(parts):
+            assert any(long_parts.in_part(part, parts, "a test", index, count) for index in range(count))

@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).parents[2]
 TESTS = "tests/training/frameworks"
 LIMIT_SECONDS = 2400
 ELSEWHERE = "01_mnist_fc"  # which test_native_lab.py trains
-# More than 20 seconds each, of which most is computed: each run has one or two of them.
+# More than 20 seconds each, of which most is computed: each run has one of them.
 LONG = (
     *("02_mnist_cnn", "04_multi_gpu_torch", "06_segmentation_unet", "07_bert_trec"),
     *("12_lora_finetune", "14_diffusion", "15_compare"),
@@ -49,10 +49,10 @@ RUNS = {
     "opencl": "torch",
     "fork_server": "tensorflow",
 }
-# JAX and TensorFlow both compile with XLA; each run has one of them, and with the shorter one PyTorch's programs.
-HALVES = (("jax", "programs"), ("tensorflow",))
-LEFT_OUT = {name for half, names in enumerate(HALVES) if not long_parts.in_this_part(half, 2) for name in names}
-CHOSEN = [name for name in RUNS if name not in LEFT_OUT]
+# Each run has a third of them, which take about the same time; notebooks train with Keras and with PyTorch in each run.
+THIRDS = (("jax", "opencl"), ("tensorflow",), ("torch", "programs", "fork_server"))
+TESTED = {name for third, names in enumerate(THIRDS) if long_parts.in_this_part(third, len(THIRDS)) for name in names}
+CHOSEN = [name for name in RUNS if name in TESTED]
 ALONE = {
     "programs": tuple(f"{TESTS}/{name}.py" for name in ("test_bert_notebooks", "test_gloo", "test_scaling_programs")),
     "opencl": (f"{TESTS}/test_opencl.py",),

@@ -75,6 +75,59 @@ class TestBuildProgress:
         assert "is ignored" not in reason
 
 
+class TestLooks:
+    """The engine is not asked again what it has just shown."""
+
+    @pytest.fixture
+    def asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DockerLab:
+        """A lab whose engine answers with how often it was asked; it fails while there is a file `down`."""
+        program, log = tmp_path / "docker", tmp_path / "asked"
+        answer = f"echo $(wc -l <{log}) ROCMLAB_HOME=/; [ ! -e {tmp_path}/down ]"
+        program.write_text(f'#!/bin/sh\necho "$@" >>{log}\n{answer}\n')
+        program.chmod(0o755)
+        return lab(tmp_path, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, monkeypatch, COMPOSE_PROJECT_NAME="lab")
+
+    @pytest.mark.parametrize("meanwhile", [("ps", "--all"), ("exec", "x", "true"), ("logs", "x")])
+    def test_the_same_question_is_answered_at_once(self, asked: DockerLab, meanwhile: tuple[str, ...]) -> None:
+        """Also after other questions, and after a program ran in the container."""
+        first = asked.engine("ps", "--quiet")
+        other = asked.engine(*meanwhile)
+
+        assert asked.engine("ps", "--quiet") == first
+        assert other != first
+
+    @pytest.mark.parametrize("change", [("rm", "x"), ("tag", "x", "y"), ("image", "rm", "x"), ("up",), ("down",)])
+    def test_what_this_process_changes_is_seen_at_once(self, asked: DockerLab, change: tuple[str, ...]) -> None:
+        """Containers and images, by the engine or by Compose."""
+        questions = (("ps", "--quiet"), ("inspect", "x"), ("image", "inspect", "x"))
+        before = {asked.engine(*question)[1] for question in questions}
+        if change == ("up",):
+            asked._bring_up()
+        elif change == ("down",):
+            asked.stop(print)
+        else:
+            asked.engine(*change)
+
+        assert len(before) == 3
+        assert not before & {asked.engine(*question)[1] for question in questions}
+
+    def test_what_failed_and_what_is_old_is_asked_again(
+        self, asked: DockerLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An engine that did not answer may do so now; a container can end at any time."""
+        (tmp_path / "down").touch()
+        failed = asked.engine("ps")
+        (tmp_path / "down").unlink()
+        again = asked.engine("ps")
+        monkeypatch.setattr(image, "LOOK_SECONDS", 0.0)
+        asked.has_changed()
+        third, fourth = asked.engine("ps"), asked.engine("ps")
+
+        assert failed[0] != 0
+        assert again[0] == 0
+        assert third != fourth
+
+
 class TestDockerfile:
     """What the image is built from."""
 

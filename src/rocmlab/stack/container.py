@@ -284,6 +284,7 @@ class ContainerLab(ImageLab):
         flags = self.terminal_flags if has_terminal else self.piped_flags
         self._make_leases_folder()
         command, environment = self._once("rocmlab", *arguments, flags=[*flags, *given])
+        self.has_changed()
         return process.attach(command, env=environment, cwd=self.settings.project)
 
     def _run_in(self, container: str, arguments: Sequence[str], given: Sequence[str], *, has_terminal: bool) -> int:

@@ -78,6 +78,7 @@ class DockerLab(ContainerLab):
 
     def _bring_up(self) -> tuple[int, str]:
         recreate = ["--force-recreate"] if self._has_another_token() else []
+        self.has_changed()
         return process.capture(
             self.compose("--progress", "quiet", "up", "--detach", "--no-build", *recreate, SERVICE),
             env=self.environment,
@@ -103,6 +104,7 @@ class DockerLab(ContainerLab):
 
     def _remove(self) -> tuple[int, str]:
         grace = "60" if self.settings.is_in_cluster else "10"  # Ray leaves tasks that run half a minute
+        self.has_changed()
         command = self.compose("--progress", "quiet", "down", "--remove-orphans", "--timeout", grace)
         return process.capture(command, env=self.environment, timeout_seconds=120)
 

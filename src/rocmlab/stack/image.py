@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -33,6 +34,9 @@ PASSED_INTO_THE_LAB = (  # where `.env` has them; the same as those of compose.y
 )
 SECRETS = {"ca_bundle": "CA_BUNDLE", "pip_config": "PIP_CONFIG"}  # by name in the container: the variable with its path
 HOME = "/home/jovyan"  # in the container: what the lab shows, work/ and share/
+LOOKS = ("ps", "inspect")  # of the engine's commands, and `image inspect`
+INSIDE = ("exec", "logs", "port", "info")  # change neither images nor which containers there are
+LOOK_SECONDS = 2.0
 UNREACHABLE = re.compile(
     r"no such host|timeout|connection refused|network is unreachable|TLS handshake|dial tcp|certificate", re.I
 )
@@ -61,6 +65,7 @@ class ImageLab(Lab):
         # Of which NEEDED_BYTES has the size.
         self.kind = image_kind.DEBIAN if self.base_targets else values.get("ROCMLAB_IMAGE_KIND", self.backend)
         self.has_built = False  # by this very process
+        self._looks: dict[tuple[str, ...], tuple[float, str]] = {}  # by command: until when it counts, what it printed
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -102,8 +107,26 @@ class ImageLab(Lab):
         return source.digest(self.settings.project, source.IMAGE_SOURCES, facts)
 
     def engine(self, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
-        """Run a short command of the engine; see `process.capture`."""
-        return process.capture([self.program, *arguments], env=self.environment, timeout_seconds=timeout_seconds)
+        """Run a short command of the engine; see `process.capture`.
+
+        What it showed less than `LOOK_SECONDS` ago it is not asked again, unless something has been changed since:
+        each command takes about 50 ms, and one `make up` asks for the container a dozen times.
+        """
+        looks = arguments[0] in LOOKS or arguments[:2] == ("image", "inspect")
+        known = self._looks.get(arguments)
+        if looks and known and time.monotonic() < known[0]:
+            return 0, known[1]
+        if not looks and arguments[0] not in INSIDE:
+            self.has_changed()
+        command = [self.program, *arguments]
+        code, output = process.capture(command, env=self.environment, timeout_seconds=timeout_seconds)
+        if looks and code == 0:
+            self._looks[arguments] = time.monotonic() + LOOK_SECONDS, output
+        return code, output
+
+    def has_changed(self) -> None:
+        """Forget what the engine has shown: an image or a container was made, removed or renamed."""
+        self._looks.clear()
 
     def is_prepared(self) -> bool:
         """Return whether the image is built from exactly the present files and base."""
@@ -208,6 +231,7 @@ class ImageLab(Lab):
         self.keep_previous(self.image_id(self.image))
         show = self._progress(self._dockerfile())
         command = self._build_command()
+        self.has_changed()
         code, last = process.follow(command, log=log, show=show, env=self.environment, cwd=self.settings.project)
         if code:
             reason = show.error(last)
@@ -228,6 +252,7 @@ class ImageLab(Lab):
             sizes = image_size.layers(self._manifest, name)
             say(f"pulling {name}" + (f" ({amount(sum(sizes.values()))} to download)" if sizes else ""))
             log, shown = self.settings.state / "pull.log", PullProgress(sizes)
+            self.has_changed()
             code, last = process.follow([self.program, "pull", name], log=log, show=shown, env=self.environment)
             if code:
                 raise released.NotUsed(f"{name} could not be pulled: {last[-1] if last else 'no output'}")
@@ -303,6 +328,7 @@ class ImageLab(Lab):
         for line in self._announced(base, sum(sizes.values())):
             say(line)
         shown = PullProgress(sizes)
+        self.has_changed()
         code, last = process.follow(
             [self.program, "pull", base], log=self.settings.state / "pull.log", show=shown, env=self.environment
         )
@@ -331,6 +357,7 @@ class ImageLab(Lab):
             )
         say(f"making {base} of Debian's packages and TensorFlow for ROCm (2.5 GB to download)")
         log, environment = self.settings.state / "base.log", {**self.environment, "ENGINE": self.program}
+        self.has_changed()
         code, last = process.follow(command, log=log, show=lambda _: None, env=environment, cwd=self.settings.project)
         if code:
             found = dict(line.strip().partition(": ")[::2] for line in last)

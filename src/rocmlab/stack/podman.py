@@ -201,6 +201,7 @@ class PodmanLab(ContainerLab):
             command += [f"--publish={where}:{tls.server_port(self.settings)}:8443"]
         command += [f"--label=rocmlab.configuration={self._digest()}"]
         command += [f"--label=rocmlab.project={self.settings.project.resolve()}"]
+        self.has_changed()
         return process.capture(
             [*command, *self.options(), self.image], env=self._call_environment(), timeout_seconds=900
         )
