@@ -45,9 +45,8 @@ services:
 COMPOSE_BUILD = ("docker", "compose", "--progress", "quiet", "build")
 SIZE_UNITS = {"B": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
 FRAMEWORK_STEPS = {  # by the command that each step runs
-    "/build/environment /opt/torch": "torch",
+    "/build/environment /opt/torch": "environments",  # and TensorFlow for the CPU
     "/build/torch": "torch",
-    "/build/tensorflow": "tensorflow",
     "/build/jax": "jax",
     "/build/compile": "compiled",
     "/build/cluster": "ray",

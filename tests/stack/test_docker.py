@@ -434,18 +434,19 @@ class TestSizes:
         ("steps", "expected"),
         [
             (
-                {"/build/tensorflow rocm full": "0B", "/build/torch 2.13.0 'index' ''": "600MB", "/build/jax ''": "0B"},
-                {"layers_torch_mb": 1000.0},
+                {"/build/torch 2.13.0 'index' ''": "600MB", "/build/jax ''": "0B"},
+                {"layers_environments_mb": 400.0, "layers_torch_mb": 600.0},
             ),
             (
                 {
-                    "/build/torch 2.13.0 index gfx1100": "5.2GB",
+                    "/build/compile tensorflow rocm & /build/torch 2.13.0 index gfx1100": "5.2GB",
                     "/build/jax plugin": "90MB",
-                    "/build/compile rocm gfx1100 plugin": "50MB",
+                    "/build/compile torch rocm gfx1100 plugin": "50MB",
                     "/build/cluster on": "80MB",
                 },
                 {
-                    "layers_torch_mb": 5600.0,
+                    "layers_environments_mb": 400.0,
+                    "layers_torch_mb": 5200.0,
                     "layers_jax_mb": 90.0,
                     "layers_compiled_mb": 50.0,
                     "layers_ray_mb": 80.0,
@@ -460,7 +461,7 @@ class TestSizes:
         """Each framework that was requested has a row of its own, and so has the base; together they are the image."""
         history = [
             {"CreatedBy": "RUN /build/package /dist", "Size": "10MB"},
-            {"CreatedBy": "RUN /build/environment /opt/torch 3.10 /requirements/torch.txt", "Size": "400MB"},
+            {"CreatedBy": "RUN /build/tensorflow cpu full & /build/environment /opt/torch 3.10", "Size": "400MB"},
             *({"CreatedBy": f"RUN {step}", "Size": size} for step, size in steps.items()),
             {"CreatedBy": "the base", "Size": "9GB"},
         ]

@@ -28,10 +28,13 @@ case "$1" in
     *Restarting*) echo false;;
     *StartedAt*) echo "{ID} 1";;
     *Hostname*) echo inside;;
+    *config-hash*) echo "sha256:1 known";;
     *RestartCount*) echo 0;;
     *Labels*) echo;;
     *) cat home;;
   esac;;
+  image) echo sha256:1;;
+  compose) case "$*" in *"config --hash"*) cat hash;; esac;;
   exec) case "$*" in *"-o pid="*) echo "1 0 -1 tini";; *python*) echo '[]';; *) printf 't\\nm\\n';; esac;;
 esac
 """
@@ -47,6 +50,7 @@ class Stub:
         (folder / name).chmod(0o755)
         (folder / "calls").touch()
         (folder / "home").write_text("ROCMLAB_HOME=/home")
+        (folder / "hash").write_text("lab another")
         self.fail()
 
     def fail(self, *words: str) -> None:
@@ -108,6 +112,17 @@ class TestRunning:
 
         assert [line for line in docker.calls("compose") if "--force-recreate" in line] == []
 
+    @pytest.mark.parametrize(("wanted", "is_current"), [("lab known", True), ("lab another", False), ("", False)])
+    def test_one_that_is_current_costs_no_call_of_compose(
+        self, lab: DockerLab, docker: Stub, wanted: str, is_current: bool
+    ) -> None:
+        """It would find nothing to do, which takes it a third of a second."""
+        (docker.folder / "hash").write_text(wanted)
+
+        lab._bring_up()
+
+        assert any(" up " in line for line in docker.calls("compose")) is not is_current
+
     def test_a_container_without_files_of_tokens_is_made_anew(self, lab: DockerLab, docker: Stub) -> None:
         """That of an earlier version has its token in the environment."""
         program = docker.folder / "docker"
@@ -115,7 +130,7 @@ class TestRunning:
 
         lab._bring_up()
 
-        assert "--force-recreate" in docker.calls("compose")[0]
+        assert "--force-recreate" in docker.calls("compose")[-1]
 
     @pytest.mark.parametrize("command", ["ps", "inspect"])
     def test_podman_removes_nothing_that_it_cannot_look_at(

@@ -77,7 +77,10 @@ class DockerLab(ContainerLab):
         return self.query("ps", "--quiet", "--no-trunc", *self._filters(is_one_off=True)).split()
 
     def _bring_up(self) -> tuple[int, str]:
-        recreate = ["--force-recreate"] if self._has_another_token() else []
+        has_another_token = self._has_another_token()
+        if not has_another_token and super().is_current():
+            return 0, ""
+        recreate = ["--force-recreate"] if has_another_token else []
         self.has_changed()
         return process.capture(
             self.compose("--progress", "quiet", "up", "--detach", "--no-build", *recreate, SERVICE),
@@ -97,7 +100,7 @@ class DockerLab(ContainerLab):
         files = [f"/run/secrets/{name.lower()}" for name in names]
         # A container of an earlier version has the token in its environment, and no such file.
         command = ("sh", "-c", 'for file; do cat "$file" 2>/dev/null || echo none; echo; done', "sh", *files)
-        code, found = self.engine("exec", "--user", "root", container, *command)
+        code, found = self.look("exec", "--user", "root", container, *command)
         if code:
             return self.is_restarting()  # again and again, so that nothing runs in it
         return found.splitlines() != [self.values.get(name, "") for name in names]
@@ -115,4 +118,4 @@ class DockerLab(ContainerLab):
         label = '{{.Image}} {{index .Config.Labels "com.docker.compose.config-hash"}}'
         _, running = self.engine("inspect", "--format", label, container)
         code, wanted = process.capture(self.compose("config", "--hash", SERVICE), env=self.environment)
-        return code == 0 and running.split() == [self.image_id(self.image), wanted.split()[-1]]
+        return code == 0 and running.split() == [self.image_id(self.image), *wanted.split()[-1:]]

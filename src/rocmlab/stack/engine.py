@@ -118,8 +118,10 @@ def probe(environment: Mapping[str, str] | None = None) -> Engine:
 
 
 def _with_tools(client: str, facts: dict[str, Any], environment: Mapping[str, str]) -> Engine:
-    command = [client, "compose", "version", "--short"]
-    code, output, _ = process.outputs(command, env=environment, timeout_seconds=PROBE_SECONDS)
+    code, output = 0, _compose_version(facts.get("ClientInfo"))
+    if not output:
+        command = [client, "compose", "version", "--short"]
+        code, output, _ = process.outputs(command, env=environment, timeout_seconds=PROBE_SECONDS)
     version, root = str(facts["ServerVersion"]), str(facts.get("DockerRootDir") or "")
     security, runtimes, folders = (facts.get(name) for name in ("SecurityOptions", "Runtimes", "CDISpecDirs"))
     about_client = facts.get("ClientInfo")
@@ -141,6 +143,13 @@ def _with_tools(client: str, facts: dict[str, Any], environment: Mapping[str, st
         endpoint=endpoint,
         cdi_folders=tuple(map(str, folders)) if isinstance(folders, list) else (),
     )
+
+
+def _compose_version(client: object) -> str:
+    """Return the version of the plugin that `docker info` lists, which saves a call of it; empty where it lists none."""
+    plugins = client.get("Plugins") if isinstance(client, dict) else None
+    listed = [each for each in plugins or () if isinstance(each, dict) and each.get("Name") == "compose"]
+    return str(listed[0].get("Version") or "") if listed and not listed[0].get("Err") else ""
 
 
 def _endpoint(client: str, context: str, environment: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from rocmlab import __version__
 from rocmlab.base import extras
@@ -37,6 +38,7 @@ HOME = "/home/jovyan"  # in the container: what the lab shows, work/ and share/
 LOOKS = ("ps", "inspect")  # of the engine's commands, and `image inspect`
 INSIDE = ("exec", "logs", "port", "info")  # change neither images nor which containers there are
 LOOK_SECONDS = 2.0
+WHICH_ENGINE = ("PATH", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "CONTAINER_HOST")  # variables of the client
 UNREACHABLE = re.compile(
     r"no such host|timeout|connection refused|network is unreachable|TLS handshake|dial tcp|certificate", re.I
 )
@@ -52,6 +54,8 @@ class ImageLab(Lab):
     program = ""  # the engine's command
     product = ""  # its name, in messages
     root_template = ""  # of its `info`: where it keeps images and volumes
+    # Of all labs of this process: by engine and command, until when it counts, and what was printed.
+    _looks: ClassVar[dict[tuple[str, ...], tuple[float, str]]] = {}
 
     def __init__(self, settings: Settings, values: dict[str, str], engine_root: str = "") -> None:
         super().__init__(settings, values)
@@ -65,7 +69,6 @@ class ImageLab(Lab):
         # Of which NEEDED_BYTES has the size.
         self.kind = image_kind.DEBIAN if self.base_targets else values.get("ROCMLAB_IMAGE_KIND", self.backend)
         self.has_built = False  # by this very process
-        self._looks: dict[tuple[str, ...], tuple[float, str]] = {}  # by command: until when it counts, what it printed
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -107,21 +110,27 @@ class ImageLab(Lab):
         return source.digest(self.settings.project, source.IMAGE_SOURCES, facts)
 
     def engine(self, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
-        """Run a short command of the engine; see `process.capture`.
-
-        What it showed less than `LOOK_SECONDS` ago it is not asked again, unless something has been changed since:
-        each command takes about 50 ms, and one `make up` asks for the container a dozen times.
-        """
-        looks = arguments[0] in LOOKS or arguments[:2] == ("image", "inspect")
-        known = self._looks.get(arguments)
-        if looks and known and time.monotonic() < known[0]:
-            return 0, known[1]
-        if not looks and arguments[0] not in INSIDE:
+        """Run a short command of the engine; see `process.capture`. One that only looks is `look`."""
+        if arguments[0] in LOOKS or arguments[:2] == ("image", "inspect"):
+            return self.look(*arguments, timeout_seconds=timeout_seconds)
+        if arguments[0] not in INSIDE:
             self.has_changed()
+        return process.capture([self.program, *arguments], env=self.environment, timeout_seconds=timeout_seconds)
+
+    def look(self, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
+        """Run a command of the engine that changes nothing, unless it was run less than `LOOK_SECONDS` ago.
+
+        Each takes about 50 ms, and one `make up` asks for its container a dozen times. What this process changes makes
+        it ask again at once.
+        """
+        engine = tuple(self.environment.get(name, "") for name in WHICH_ENGINE)
+        until, output = self._looks.get((*engine, *arguments), (0.0, ""))
+        if time.monotonic() < until:
+            return 0, output
         command = [self.program, *arguments]
         code, output = process.capture(command, env=self.environment, timeout_seconds=timeout_seconds)
-        if looks and code == 0:
-            self._looks[arguments] = time.monotonic() + LOOK_SECONDS, output
+        if code == 0:
+            self._looks[(*engine, *arguments)] = time.monotonic() + LOOK_SECONDS, output
         return code, output
 
     def has_changed(self) -> None:
