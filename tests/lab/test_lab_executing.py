@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow
 SILENT = "import time; time.sleep(600)"
 
 
-def followed(scenario: Callable[[Any, AsyncKernelClient], Awaitable[None]]) -> None:
-    """Run a scenario with a kernel of a server, and a client of it."""
+def followed(scenario: Callable[[Any, Any, AsyncKernelClient], Awaitable[None]]) -> None:
+    """Run a scenario with a server's manager of kernels, one of its kernels, and a client of that."""
 
     async def run() -> None:
         kernels = AsyncMappingKernelManager(
@@ -36,7 +36,7 @@ def followed(scenario: Callable[[Any, AsyncKernelClient], Awaitable[None]]) -> N
             await client.wait_for_ready(timeout=WAIT_SECONDS)
             while manager.execution_state != "idle":  # a request may come before the server hears the kernel
                 await client.kernel_info(reply=True, timeout=WAIT_SECONDS)
-            await scenario(manager, client)
+            await scenario(kernels, manager, client)
         finally:
             client.stop_channels()
             await kernels.shutdown_kernel(kernel_id, now=True)
@@ -60,7 +60,7 @@ async def ask_in_a_subshell(client: AsyncKernelClient) -> None:
 def test_what_a_widget_asks_ends_no_cell() -> None:
     """The kernel stays busy until the cell has ended, and is idle then."""
 
-    async def scenario(manager: Any, client: AsyncKernelClient) -> None:
+    async def scenario(_: Any, manager: Any, client: AsyncKernelClient) -> None:
         client.execute(SILENT)
         await until(lambda: manager.execution_state == "busy")
         states: list[str] = []
@@ -75,16 +75,76 @@ def test_what_a_widget_asks_ends_no_cell() -> None:
     followed(scenario)
 
 
+def test_a_cell_that_began_before_the_server_heard_the_kernel_is_noticed() -> None:
+    """A page's first cell may be faster than the server's subscription: soon after, the kernel is asked."""
+
+    async def scenario(kernels: Any, manager: Any, client: AsyncKernelClient) -> None:
+        kernels.stop_watching_activity(manager.kernel_id)
+        client.execute(SILENT)
+        while (await client.get_iopub_msg(timeout=WAIT_SECONDS))["content"].get("execution_state") != "busy":
+            pass
+        manager.execution_state = "idle"
+        kernels.start_watching_activity(manager.kernel_id)
+        kernels.notify_connect(manager.kernel_id)
+        await until(lambda: manager.execution_state == "busy")
+        await ask_in_a_subshell(client)
+        await asyncio.sleep(0.3)
+        assert manager.execution_state == "busy"
+        await manager.interrupt_kernel()
+        await until(lambda: manager.execution_state == "idle")
+
+    followed(scenario)
+
+
+def test_a_kernel_that_computes_nothing_is_idle_whoever_opens_it() -> None:
+    """Also while it is asked."""
+
+    async def scenario(kernels: Any, manager: Any, client: AsyncKernelClient) -> None:
+        states: list[str] = []
+        manager.observe(lambda change: states.append(change["new"]), "execution_state")
+        heard: list[str] = []
+        kernels.notify_connect(manager.kernel_id)
+        while "kernel_info_request" not in heard:
+            message = await client.get_iopub_msg(timeout=WAIT_SECONDS)
+            heard.append(message["parent_header"].get("msg_type", ""))
+        await asyncio.sleep(executing.ANSWER_SECONDS + 0.5)
+        assert "busy" not in states
+
+    followed(scenario)
+
+
 def test_a_kernel_that_died_in_a_cell_is_not_busy_for_ever() -> None:
     """It is started again, and idle after the first answer."""
 
-    async def scenario(manager: Any, client: AsyncKernelClient) -> None:
+    async def scenario(_: Any, manager: Any, client: AsyncKernelClient) -> None:
         client.execute(SILENT)
         await until(lambda: manager.execution_state == "busy")
         restarted: list[bool] = []
         manager.add_restart_callback(lambda: restarted.append(True), "restart")
         os.kill(manager.provisioner.pid, signal.SIGKILL)
         await until(lambda: restarted)
+        await client.wait_for_ready(timeout=WAIT_SECONDS)
+        await client.kernel_info(reply=True, timeout=WAIT_SECONDS)
+        await until(lambda: manager.execution_state == "idle")
+
+    followed(scenario)
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_kernel_that_is_restarted_in_a_cell_is_not_busy_for_ever(is_heard: bool) -> None:
+    """As by a page; its connection stays the same."""
+
+    async def scenario(kernels: Any, manager: Any, client: AsyncKernelClient) -> None:
+        if not is_heard:
+            kernels.stop_watching_activity(manager.kernel_id)
+        client.execute(SILENT)
+        while (await client.get_iopub_msg(timeout=WAIT_SECONDS))["content"].get("execution_state") != "busy":
+            pass
+        if not is_heard:
+            kernels.start_watching_activity(manager.kernel_id)
+            kernels.notify_connect(manager.kernel_id)
+        await until(lambda: manager.execution_state == "busy")
+        await kernels.restart_kernel(manager.kernel_id)
         await client.wait_for_ready(timeout=WAIT_SECONDS)
         await client.kernel_info(reply=True, timeout=WAIT_SECONDS)
         await until(lambda: manager.execution_state == "idle")

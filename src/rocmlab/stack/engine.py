@@ -146,7 +146,7 @@ def _with_tools(client: str, facts: dict[str, Any], environment: Mapping[str, st
 
 
 def _compose_version(client: object) -> str:
-    """Return the version of the plugin that `docker info` lists, which saves a call of it; empty where it lists none."""
+    """Return the version of the plugin that `docker info` lists, which saves a call; empty where it lists none."""
     plugins = client.get("Plugins") if isinstance(client, dict) else None
     listed = [each for each in plugins or () if isinstance(each, dict) and each.get("Name") == "compose"]
     return str(listed[0].get("Version") or "") if listed and not listed[0].get("Err") else ""
