@@ -7,7 +7,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,12 +140,61 @@ def test_hearing_again_while_the_kernel_says_something_leaves_no_warning(
                 lab.send("of nothing", "stream", name="stdout", text="a line")
             while tap.records.unfinished:
                 await asyncio.sleep(0)
+            lab.manager.iopub_port = lab.socket.bind_to_random_port("tcp://127.0.0.1")  # as after a restart
             tap.listen()
         await asyncio.sleep(0.01)
 
     lab.run(test)
 
     assert not caplog.records
+
+
+@asynccontextmanager
+async def slow_way(port: int) -> AsyncIterator[int]:
+    """Offer a port that leads to another one of this host; each connection takes a moment to be there."""
+    open_ways: list[asyncio.Task[None] | None] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_ways.append(asyncio.current_task())
+        await asyncio.sleep(0.3)
+        its_reader, its_writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            await asyncio.gather(pump(reader, its_writer), pump(its_reader, writer))
+        finally:
+            for each in (writer, its_writer):
+                each.close()
+                await each.wait_closed()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    for way in open_ways:
+        assert way
+        way.cancel()
+        with suppress(asyncio.CancelledError):
+            await way
+
+
+def test_a_page_that_connects_costs_no_output_of_what_another_one_runs(lab: Lab) -> None:
+    """A second subscription in place of the first would be there a moment later, and lack what came meanwhile."""
+
+    async def test() -> None:
+        async with slow_way(lab.manager.iopub_port) as lab.manager.iopub_port:
+            tap = await lab.begin()
+            tap.records.reply("of a")
+            lab.end("of a")
+            await until(lambda: not tap.records.unfinished)
+            tap.listen()  # a page connects
+            tap.records.begin("b", "of b", "page", "code")
+            lab.end("of b")
+            tap.records.reply("of b")
+            await until(lambda: "text of b" in lab.printed())
+
+    lab.run(test)
 
 
 @pytest.fixture

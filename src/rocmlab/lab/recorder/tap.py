@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
-import zmq
 from jupyter_core.utils import ensure_async
 from tornado.websocket import WebSocketClosedError
 from zmq.eventloop.zmqstream import ZMQStream
@@ -31,7 +30,6 @@ FAILED_SECONDS = 30.0  # after a write that failed, as on a full disk, or had to
 WRITE_SHARE = 20  # and at least 20 times as long as a write takes
 PING_SECONDS = 3.0
 PONG_SECONDS = 10.0  # a page that does not answer for so long is gone
-MAX_MESSAGES = 10_000  # that wait for this server; the kernel drops what is beyond
 BUFFER_BYTES = 20_000_000  # of output that jupyter_server keeps for a page that comes back
 
 
@@ -121,20 +119,14 @@ class Tap:
         return {"path": self.chain.path, **times}
 
     def listen(self) -> None:
-        """Subscribe to the kernel, or again if its address has changed or nothing can be lost by it."""
-        url = _url(self._manager.get_connection_info())
+        """Subscribe to the kernel; again only if its address has changed, for that is there a moment later."""
+        url = streams.url_of(self._manager)
+        if url == self._url:
+            return
         if self._iopub is not None:
-            if url == self._url and self.records.unfinished:
-                return
             streams.close(self._iopub)
-        if url != self._url:
-            self.records.abort("")
-        socket = zmq.Socket(self._manager.context, zmq.SUB)  # not of asyncio, as the context makes them
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, MAX_MESSAGES)
-        socket.setsockopt(zmq.SUBSCRIBE, b"")
-        socket.connect(url)
-        self._url, self._iopub = url, ZMQStream(socket)
+        self.records.abort("")
+        self._url, self._iopub = url, streams.subscribe(self._manager)
         self._iopub.on_recv(self._hear)
 
     def hear(self, channel: str, parts: list[Any]) -> None:
@@ -390,8 +382,3 @@ class Tap:
 def is_on() -> bool:
     """Return whether outputs are recorded, as the setting is now."""
     return live.get(SETTING) != "off"
-
-
-def _url(information: dict[str, Any]) -> str:
-    separator = "-" if information["transport"] == "ipc" else ":"
-    return f"{information['transport']}://{information['ip']}{separator}{information['iopub_port']}"

@@ -25,6 +25,7 @@ UNHEARD = "unheard"  # in place of the request of a cell that began before the s
 
 def install(kernels: Any) -> None:  # noqa: ANN401  jupyter_server's manager of kernels
     """Correct the state of each kernel that a server watches from now on; one that watches none is left alone."""
+    streams.connect_soon(kernels)
     if all(hasattr(kernels, name) for name in Watch.REPLACED):  # a gateway's kernels are elsewhere
         Watch(kernels)
 
@@ -83,7 +84,7 @@ class Executing:
         self._manager = manager
         self._running: dict[str | None, str] = {}  # the request that is executed, by its subshell; None: the main shell
         self._session = Session(config=manager.session.config, key=manager.session.key)
-        self._stream = manager.connect_iopub()
+        self._stream = streams.subscribe(manager)
         self._loop = self._stream.io_loop
         self._timer: object | None = None
         self._channels: list[Any] = []  # on which the kernel was asked
