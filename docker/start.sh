@@ -300,14 +300,17 @@ use_caches() { # compiled kernels belong to one ROCm version and one target, wei
 }
 
 use_fonts() { # matplotlib makes a list of fonts once, and never looks for new ones: it gets the image's, or makes another
-  local made=/usr/share/rocmlab/matplotlib own=("$HOME/.fonts" "${XDG_DATA_HOME:-$HOME/.local/share}/fonts")
+  if [[ ! $is_first ]]; then return; fi
+  local lists=(/usr/share/rocmlab/matplotlib/fontlist-*.json) own=("$HOME/.fonts" "${XDG_DATA_HOME:-$HOME/.local/share}/fonts")
   local record=$MPLCONFIGDIR/fonts-of-image known
-  known=$(cat "$made"/fontlist-*.json 2>/dev/null | sha256sum || true)
-  if [[ ! $is_first || $(cat "$record" 2>/dev/null) == "$known" &&
-    ! $(find "${own[@]}" -newercm "$record" -print -quit 2>/dev/null) ]]; then return; fi
+  if ((${#lists[@]} == 0)); then return; fi # an image without matplotlib
+  known=$(cat "${lists[@]}" | sha256sum)
+  if [[ $(cat "$record" 2>/dev/null) == "$known" && ! $(find "${own[@]}" -newercm "$record" -print -quit 2>/dev/null) ]]; then
+    return
+  fi
   { # a full disk must not stop the lab
     mkdir -p "$MPLCONFIGDIR" && rm -f "$MPLCONFIGDIR"/fontlist-*.json && echo "$known" >"$record" &&
-      { [[ $(find "${own[@]}" ! -type d -print -quit) ]] || cp "$made"/fontlist-*.json "$MPLCONFIGDIR"; }
+      { [[ $(find "${own[@]}" ! -type d -print -quit) ]] || cp "${lists[@]}" "$MPLCONFIGDIR"; }
   } 2>/dev/null || true
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -105,6 +106,16 @@ class TestHome:
         assert dropped in own_fonts[0]
         assert "generated" not in own_fonts[1]
         assert mine in own_fonts[1]
+
+    def test_an_image_without_a_list_of_fonts_starts(self, image: str) -> None:
+        """And waits for nothing that it could read: a program may have the lab's input open."""
+        command = ["docker", "run", "--rm", "--interactive", f"--tmpfs={LISTS}", image, "true"]
+
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as started:  # which stays open
+            try:
+                assert started.wait(60) == 0
+            finally:
+                started.kill()
 
     def test_a_killed_container_loses_no_line_of_a_shell(self, image: str, volume: str) -> None:
         """The history is written with each prompt; a shell starts in work/."""
