@@ -11,10 +11,10 @@ import os
 from zlib import crc32
 
 import pytest
+from leftovers import ELSEWHERE
 
 PARTS = 8  # as in scripts/test
 FEWER = 4  # of tests that need no engine, browser or lab
-MACHINE = ("container", "podman", "browser", "native", "oracle", "cluster")
 
 
 def pytest_report_header() -> str:
@@ -52,7 +52,7 @@ def _division(item: pytest.Item, part: int) -> tuple[int, int]:
     """Return which of how many parts this run has of such tests."""
     if item.get_closest_marker("frameworks"):  # each third part has JAX, and of its tests marked so half
         return part // 3 % 2, 2
-    return (part, PARTS) if any(map(item.get_closest_marker, MACHINE)) else (part % FEWER, FEWER)
+    return (part, PARTS) if any(map(item.get_closest_marker, ELSEWHERE)) else (part % FEWER, FEWER)
 
 
 def in_this_part(index: int, count: int) -> bool:
