@@ -52,8 +52,9 @@ make_runtime() { # empty: what a killed server left would mislead the health che
 }
 
 keep_secret() { # NAME: move it from its variable, or from the file that the engine provides, to a file of the runtime folder
-  local file path=${1}_FILE text=${!1:-}
-  file=$JUPYTER_RUNTIME_DIR/$(tr A-Z_ a-z- <<<"$1")
+  local file=${1,,} path=${1}_FILE text=${!1:-}
+  file=$JUPYTER_RUNTIME_DIR/${file//_/-}
+  if [[ -z $text && -z ${!path:-} && -s $file ]]; then return; fi # it was moved before
   path=${!path:-/run/secrets/${1,,}}
   if [[ -z $text && $path != "$file" && -r $path ]]; then text=$(<"$path"); fi
   if [[ $text ]]; then
@@ -211,8 +212,8 @@ is_read_only() { # FOLDER: on a file system that was mounted so on purpose
 
 check_folder() { # FOLDER SETTING: the lab's user must be able to write here, and start.sh never changes an owner
   local who uid other=""
-  who="sudo chown $(id -u)"
   if [[ -w $1 && -x $1 ]]; then return; fi
+  who="sudo chown $(id -u)"
   uid=$(stat -c %u "$1")
   if is_rootless; then who="sudo chown \$USER"; elif ((uid)); then other=$'\n       '"or take its owner's uid: make up NB_UID=$uid"; fi
   fail "$1 cannot be written by uid $(id -u), the lab's user" "$(owner "$1"), and the lab changes no owner" \
@@ -262,6 +263,7 @@ sudo systemd-tmpfiles --create /etc/tmpfiles.d/rocmlab.conf; of another LEASES_D
 }
 
 check_layout() { # a share that a newer version has used is rejected, an older one is migrated forward
+  if cmp -s /usr/share/rocmlab/layout/.rocmlab/layout.json "$ROCMLAB_SHARE/.rocmlab/layout.json"; then return; fi
   /opt/rocmlab/bin/python -I -m rocmlab.stack.layout "$ROCMLAB_SHARE" || exit 2
 }
 

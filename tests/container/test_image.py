@@ -92,6 +92,11 @@ def test_kernel_has_its_keras_backend_and_the_share(lab: Container, kernel: str)
     assert lab.execute(kernel, code).split() == [kernel, "/home/jovyan/share", "cpu"]
 
 
+def test_a_share_of_this_layout_is_known_to_the_image(lab: Container) -> None:
+    """start.sh compares two files then, and starts no Python to check the layout."""
+    lab.exec("cmp", "/usr/share/rocmlab/layout/.rocmlab/layout.json", "/home/jovyan/share/.rocmlab/layout.json")
+
+
 def test_build_record_and_labels_agree(image: str, lab: Container, base_image: str) -> None:
     """The record in the image names base, backend and versions; so do the OCI labels."""
     record = json.loads(lab.exec("cat", "/etc/rocmlab-build.json"))

@@ -6,11 +6,13 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import engine_words
 import pytest
 from clones import free_port
 from intruders import intruder
 
-from rocmlab.stack import container_port, sockets
+from rocmlab.stack import container_port, described, sockets
+from rocmlab.stack.described import Described
 from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder
 
 
@@ -21,19 +23,18 @@ class Engine:
         self.port, self.runs, self.publishes, self.answers = port, runs, publishes, answers
         self.asked = 0
 
-    def container(self) -> str | None:
-        """Return its id."""
+    def container(self) -> Described | None:
+        """Return what it reports of the container."""
         self.asked += 1
-        return "abc" if self.runs and self.answers else None
+        if not (self.runs and self.answers):
+            return None
+        ports = engine_words.published(self.port) if self.publishes else {}
+        return described.parse(engine_words.container(ports=ports))
 
     def __call__(self, *words: str, **_: object) -> tuple[int, str]:
-        """Answer as `docker port`, `inspect` and `version` do."""
+        """Answer as `docker version` and `exec` do."""
         self.asked += 1
-        if not self.answers:
-            return 1, "Cannot connect to the Docker daemon"
-        if words[0] == "port":
-            return (0, f"8888/tcp -> 127.0.0.1:{self.port}\n") if self.publishes else (0, "")
-        return (0, "bridge\nPORT=1") if words[0] == "inspect" else (0, "")
+        return (0, "") if self.answers else (1, "Cannot connect to the Docker daemon")
 
 
 @pytest.fixture
@@ -92,6 +93,6 @@ def test_a_port_is_compared_whole(listening: int, tmp_path: Path) -> None:
     """127.0.0.1:888 is not 127.0.0.1:8888."""
     engine = Engine(int(f"{listening}"[:-1]))
 
-    found = container_port.find(engine, "abc", listening)
+    found = container_port.find(engine.container(), listening)
 
     assert found == container_port.CLOSED

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from engine_words import container
 from test_engine import docker
 
 from benchmarks import image_size, start
@@ -82,8 +83,8 @@ class TestLooks:
     def asked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DockerLab:
         """A lab whose engine answers with how often it was asked; it fails while there is a file `down`."""
         program, log = tmp_path / "docker", tmp_path / "asked"
-        answer = f"echo $(wc -l <{log}) ROCMLAB_HOME=/; [ ! -e {tmp_path}/down ]"
-        program.write_text(f'#!/bin/sh\necho "$@" >>{log}\n{answer}\n')
+        words = container("COUNT").replace("COUNT", f"'$(wc -l <{log})'")
+        program.write_text(f"#!/bin/sh\necho \"$@\" >>{log}\necho '{words}'; [ ! -e {tmp_path}/down ]\n")
         program.chmod(0o755)
         return lab(tmp_path, {"PATH": f"{tmp_path}:/usr/bin:/bin"}, monkeypatch, COMPOSE_PROJECT_NAME="lab")
 
@@ -337,8 +338,8 @@ class TestCluster:
     ) -> None:
         """Nothing is published there; what is on the port is the lab if it was told to listen there."""
         program = tmp_path / "docker"
-        inspected = f"{network}\nCLUSTER=head\nPORT={port}"
-        program.write_text(f"#!/bin/sh\ncase $1 in ps) echo abc;; inspect) cat <<'E'\n{inspected}\nE\n;; esac\n")
+        inspected = container(network=network, env=["CLUSTER=head", f"PORT={port}"])
+        program.write_text(f"#!/bin/sh\ncase $1 in ps) echo abc;; inspect) echo '{inspected}';; esac\n")
         program.chmod(0o755)
 
         found = lab(tmp_path, {"PATH": f"{tmp_path}:/bin:/usr/bin"}, monkeypatch, PORT="8888", COMPOSE_PROJECT_NAME="x")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import test_engine
 import test_podman
+from engine_words import container
 from hosts import Gpu, device, make_host
 
 from rocmlab.base.errors import RocmlabError
@@ -194,7 +195,7 @@ class TestSettings:
         assert "waiting for another" in said[0]
 
 
-ENGINE = 'case "$1" in ps) echo 123abc;; inspect) echo ROCMLAB_HOME=/home;; esac\nexit 0\n'
+ENGINE = f"""case "$1" in ps) echo 123abc;; inspect) echo '{container()}';; esac\nexit 0\n"""
 
 
 class TestOtherRuntime:
@@ -249,7 +250,9 @@ class TestOtherRuntime:
         other, program = tmp_path / "other", tmp_path / name
         other.mkdir()
         (other / "compose.yaml").touch()
-        program.write_text(f'#!/bin/sh\ncase "$1" in ps) echo 123abc;; inspect) echo {other};; esac\n')
+        names = ("com.docker.compose.project.working_dir", "rocmlab.project")
+        inspected = container(labels=dict.fromkeys(names, str(other)))
+        program.write_text(f"#!/bin/sh\ncase $1 in ps) echo 123abc;; inspect) echo '{inspected}';; esac\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
         names = ("JUPYTER_TOKEN", "SHARE", "ROCMLAB_IMAGE", "COMPOSE_PROJECT_NAME", "COMPOSE_FILE", "ROCMLAB_BACKEND")

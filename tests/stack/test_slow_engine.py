@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from engine_words import container, image
 from test_docker import lab as docker_lab
 from test_podman import lab as podman_lab
 
@@ -24,16 +25,8 @@ while read -r words; do
 done <fails
 case "$1" in
   ps) case "$*" in *oneoff=True*) ;; *) echo {ID};; esac;;
-  inspect) case "$*" in
-    *Restarting*) echo false;;
-    *StartedAt*) echo "{ID} 1";;
-    *Hostname*) echo inside;;
-    *config-hash*) echo "sha256:1 known";;
-    *RestartCount*) echo 0;;
-    *Labels*) echo;;
-    *) cat home;;
-  esac;;
-  image) echo sha256:1;;
+  inspect) cat inspected;;
+  image) echo '{image()}';;
   compose) case "$*" in *"config --hash"*) cat hash;; esac;;
   exec) case "$*" in *"-o pid="*) echo "1 0 -1 tini";; *python*) echo '[]';; *) printf 't\\nm\\n';; esac;;
 esac
@@ -49,7 +42,7 @@ class Stub:
         (folder / name).write_text(PROGRAM)
         (folder / name).chmod(0o755)
         (folder / "calls").touch()
-        (folder / "home").write_text("ROCMLAB_HOME=/home")
+        (folder / "inspected").write_text(container(ID, labels={"com.docker.compose.config-hash": "known"}))
         (folder / "hash").write_text("lab another")
         self.fail()
 
@@ -81,7 +74,7 @@ class TestHome:
 
     def test_it_is_not_removed(self, lab: DockerLab, docker: Stub) -> None:
         """`down` and `up` end with an error that names the command which copies the files out."""
-        (docker.folder / "home").write_text("PATH=/bin")
+        (docker.folder / "inspected").write_text(container(ID, env=["PATH=/bin"]))
 
         for remove in (lab.stop, lab.start):
             with pytest.raises(RocmlabError, match="not on the share") as caught:
@@ -131,6 +124,31 @@ class TestRunning:
         lab._bring_up()
 
         assert "--force-recreate" in docker.calls("compose")[-1]
+
+    def test_a_current_lab_is_described_once(self, lab: DockerLab, docker: Stub) -> None:
+        """`make up` asks for its container, its image and its configuration in many places, and the engine is slow."""
+        (docker.folder / "hash").write_text("lab known")
+
+        assert lab.is_current()
+        lab._bring_up()
+        lab._started()
+        lab._lives(lab._restarts())
+        lab._publishes_port()
+        lab._check_owner()
+        lab._check_home()
+
+        asked = [line.split()[0] for line in (docker.folder / "calls").read_text().splitlines()]
+        assert sorted(asked) == ["compose", "exec", "image", "inspect", "ps"]
+
+    def test_settings_that_have_changed_are_compared_again(self, lab: DockerLab, docker: Stub) -> None:
+        """Compose reads `.env` and the overlay, which this process has just written."""
+        (docker.folder / "hash").write_text("lab known")
+        before = lab.is_current()
+        lab.settings.env_path.write_text("NEW=1\n")
+        (docker.folder / "hash").write_text("lab another")
+
+        assert before
+        assert not lab.is_current()
 
     @pytest.mark.parametrize("command", ["ps", "inspect"])
     def test_podman_removes_nothing_that_it_cannot_look_at(

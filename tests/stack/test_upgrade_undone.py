@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import engine_words
 import pytest
 from clones import REPOSITORY
 
@@ -35,13 +36,17 @@ DOCKER = """#!/bin/sh
 echo "$*" >> {log}
 case "$*" in
 *" down "*) [ ! -e {log}.refuses ] || {{ echo "the daemon does not answer"; exit 1; }} ;;
-*rocmlab.inputs*) echo of-another-source ;;
-"image inspect"*-previous) [ ! -e {log}.gone ] || exit 1; echo sha256:previous ;;
-"image inspect"*) echo sha256:present ;;
-"inspect "*Config.Env*) echo ROCMLAB_HOME=/home ;;
+"image inspect"*-previous) [ ! -e {log}.gone ] || exit 1; echo '{previous}' ;;
+"image inspect"*) echo '{present}' ;;
+"inspect "*) echo '{container}' ;;
 "ps "*) echo container ;;
 esac
 """
+WORDS = {
+    "previous": engine_words.image("sha256:previous"),
+    "present": engine_words.image("sha256:present", **{"rocmlab.inputs": "of-another-source"}),
+    "container": engine_words.container(),
+}
 CHILD = """
 import pathlib, time
 try:
@@ -79,7 +84,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (user / ".env").write_text(ENV)
     (user / ".rocmlab").mkdir()
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/docker").write_text(DOCKER.format(log=tmp_path / "log"))
+    (tmp_path / "bin/docker").write_text(DOCKER.format(log=tmp_path / "log", **WORDS))
     (tmp_path / "bin/docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(user)

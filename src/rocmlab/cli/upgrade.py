@@ -97,9 +97,8 @@ def _running_version(project: Project) -> Version:
         return current
     folder, commit = project.settings.project, ""
     if isinstance(project.lab, ContainerLab):
-        label = '{{index .Config.Labels "org.opencontainers.image.revision"}}'
-        code, found = project.lab.engine("image", "inspect", "--format", label, project.lab.image)
-        commit = found.strip().removesuffix(source.DIRTY) if code == 0 else ""
+        label = "org.opencontainers.image.revision"
+        commit = project.lab.image_label(project.lab.image, label).removesuffix(source.DIRTY)
     elif not project.lab.is_startable():
         commit = source.before_pull(folder)
     found_here = versions.here(project, commit or source.head(folder))

@@ -161,7 +161,7 @@ def _runs(lab: Lab) -> list[Work]:
             _check_nothing_runs(lab, container, code, output)
             continue
         for run in _parsed(output):
-            if run.get("host") in (None, lab.query("inspect", "--format", "{{.Config.Hostname}}", container).strip()):
+            if run.get("host") in (None, lab.describe(container).hostname):
                 works.setdefault(str(run["name"]), _run(run, is_open=container == main))
     return list(works.values())
 
@@ -188,7 +188,7 @@ def _check_nothing_runs(lab: ContainerLab, container: str, code: int, output: st
     """Raise EngineSilent unless a container in which nothing starts has ended, or is of a kind without runs."""
     if code in NO_SUCH_PROGRAM or container not in _containers(lab):
         return
-    if lab.query("inspect", "--format", "{{.State.Restarting}}", container).strip() == "true":
+    if lab.describe(container).is_restarting:
         return
     why = output.strip()[-400:] or f"exit code {code}"
     raise EngineSilent(f"the engine does not answer `{lab.program} exec`", why, f"{lab.program} ps")

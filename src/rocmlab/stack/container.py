@@ -15,7 +15,8 @@ from rocmlab.base import lease_folder
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, ray_node, record
 from rocmlab.cluster.node.record import Record
-from rocmlab.stack import container_port, envfile, process, server
+from rocmlab.stack import container_port, described, envfile, process, server
+from rocmlab.stack.described import Described
 from rocmlab.stack.image import ImageLab
 from rocmlab.stack.lab import Say, not_answering
 from rocmlab.stack.process import EngineSilent
@@ -60,10 +61,23 @@ class ContainerLab(ImageLab):
         return output
 
     def known_container(self, *, running_only: bool = True) -> str | None:
-        """Return the id of the lab's container, None if it has none; raise EngineSilent if there is no answer."""
-        arguments = ["ps", "--quiet", "--no-trunc", *self._filters(), *([] if running_only else ["--all"])]
-        found = self.query(*arguments).split()
-        return found[0] if found else None
+        """Return the id of the lab's container, None if it has none; raise EngineSilent if there is no answer.
+
+        Where one runs and another one is left, it is the one that runs.
+        """
+        for all_of_them in ([], ["--all"])[: 1 if running_only else 2]:
+            if found := self.query("ps", "--quiet", "--no-trunc", *self._filters(), *all_of_them).split():
+                return found[0]
+        return None
+
+    def describe(self, container: str) -> Described:
+        """Return what the engine reports of a container; raise EngineSilent if it does not answer."""
+        text = self.query("inspect", "--format", described.FORMAT, container)
+        if found := described.parse(text):
+            return found
+        what = f"the engine does not describe the container {container[:12]}"
+        why = f"`{self.program} inspect` printed: {text.strip()[-400:]}"
+        raise EngineSilent(what, why, f"check that `{self.program} inspect {container[:12]}` answers, then retry")
 
     @abstractmethod
     def _remove(self) -> tuple[int, str]:
@@ -94,7 +108,7 @@ class ContainerLab(ImageLab):
             )
 
     def _label(self, container: str, name: str) -> str:
-        return self.query("inspect", "--format", f'{{{{index .Config.Labels "{name}"}}}}', container).strip()
+        return self.describe(container).labels.get(name, "")
 
     @abstractmethod
     def _is_current(self, container: str) -> bool:
@@ -107,7 +121,7 @@ class ContainerLab(ImageLab):
     def _check_home(self) -> None:
         """Make sure that removing the container loses no file: its user's home is on the share."""
         container = self.known_container(running_only=False)
-        if container and HOME not in self.query("inspect", "--format", "{{.Config.Env}}", container):
+        if container and not any(each.startswith(HOME) for each in self.describe(container).variables):
             name = container[:12]
             raise RocmlabError(
                 f"the home in the container {name} is not on the share",
@@ -134,9 +148,10 @@ class ContainerLab(ImageLab):
 
     def is_restarting(self) -> bool:
         """Return whether the engine is starting the container again, because it exited by itself."""
-        container = self.container(running_only=False)
-        code, output = self.engine("inspect", "--format", "{{.State.Restarting}}", container or "")
-        return code == 0 and output.strip() == "true"
+        with suppress(EngineSilent):
+            container = self.known_container(running_only=False)
+            return container is not None and self.describe(container).is_restarting
+        return False
 
     def capture_inside(self, command: Sequence[str]) -> tuple[int, str]:
         """Run a short program in the running container."""
@@ -162,9 +177,9 @@ class ContainerLab(ImageLab):
         if server.wait(self.speaks, self.answers, lambda: self._lives(restarts)):
             if self.has_built:  # the container of the image before this one is gone now
                 self._prune()
-            if (image := self.image_id(self.image)) != envfile.read(self.healthy).strip():
-                envfile.write(self.healthy, image + "\n")
             with suppress(EngineSilent):
+                if (found := self._running()) and found.image != envfile.read(self.healthy).strip():
+                    envfile.write(self.healthy, found.image + "\n")
                 return before != self._started()
             return True
         container = self.container(running_only=False)
@@ -201,34 +216,38 @@ class ContainerLab(ImageLab):
     def _started(self) -> str:
         """Return which container runs, and since when; an error if the engine does not answer."""
         container = self.known_container()
-        return self.query("inspect", "--format", "{{.Id}} {{.State.StartedAt}}", container) if container else ""
+        return f"{container} {self.describe(container).started_at}" if container else ""
 
-    def _restarts(self) -> str | None:
+    def _restarts(self) -> int | None:
         """Return how often the engine has restarted the container, as it does if start.sh fails; None: unknown."""
         try:
             container = self.known_container(running_only=False)
-            return self._restarts_of(container) if container else ""
+            return self.describe(container).restarts if container else 0
         except EngineSilent:
             return None
 
-    def _lives(self, restarts: str | None) -> bool:
+    def _lives(self, restarts: int | None) -> bool:
         """Return whether the container runs and was not restarted; True where the engine does not answer."""
         try:
             if (container := self.known_container()) is None:
                 return False
-            return restarts in (None, self._restarts_of(container))
+            return restarts in (None, self.describe(container).restarts)
         except EngineSilent:
             return True
 
-    def _restarts_of(self, container: str) -> str:
-        return self.query("inspect", "--format", "{{.RestartCount}}", container).strip()
-
     def _publishes_port(self) -> bool:
-        return container_port.find(self.engine, self.container(), self.port) != container_port.CLOSED
+        return container_port.find(self._running(), self.port) != container_port.CLOSED
+
+    def _running(self) -> Described | None:
+        """Return the container that runs, None where none does or the engine does not answer."""
+        with suppress(EngineSilent):
+            if container := self.known_container():
+                return self.describe(container)
+        return None
 
     def _listening(self) -> Holder:
         return container_port.holder(
-            self.engine, self.container, self.port, self.settings.state, self.values, self.sockets_inside
+            self.engine, self._running, self.port, self.settings.state, self.values, self.sockets_inside
         )
 
     def _refusal(self, output: str) -> RocmlabError:
@@ -284,8 +303,7 @@ class ContainerLab(ImageLab):
         flags = self.terminal_flags if has_terminal else self.piped_flags
         self._make_leases_folder()
         command, environment = self._once("rocmlab", *arguments, flags=[*flags, *given])
-        self.has_changed()
-        return process.attach(command, env=environment, cwd=self.settings.project)
+        return self.change(process.attach, command, env=environment, cwd=self.settings.project)
 
     def _run_in(self, container: str, arguments: Sequence[str], given: Sequence[str], *, has_terminal: bool) -> int:
         """Run in a running container; without a terminal `exec` passes no signals on, so we do."""

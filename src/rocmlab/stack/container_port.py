@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rocmlab.stack import envfile, sockets
+from rocmlab.stack.described import Described
 from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder, Listener, trusted
 
 FILE = "listener.json"
@@ -22,22 +23,19 @@ HOLDS = 'ls -l /proc/[0-9]*/fd 2>/dev/null | grep -qF "socket:[$0]"'  # run insi
 Engine = Callable[..., tuple[int, str]]
 
 
-def find(engine: Engine, container: str | None, port: int) -> str:
+def find(container: Described | None, port: int) -> str:
     """Return whether a container publishes 127.0.0.1:port, or is in the host's network and listens there itself."""
     if container is None:
         return CLOSED
-    code, output = engine("port", container)
-    if code == 0 and any(line.endswith(f" 127.0.0.1:{port}") for line in output.splitlines()):
+    if ("127.0.0.1", port) in container.published:
         return PUBLISHED
     # In the host's own network (a node of a cluster) nothing is published, and JupyterLab listens itself.
-    template = "{{.HostConfig.NetworkMode}}{{range .Config.Env}}\n{{.}}{{end}}"
-    network, *variables = engine("inspect", "--format", template, container)[1].splitlines() or [""]
-    return HOST if network == "host" and f"PORT={port}" in variables else CLOSED
+    return HOST if container.network == "host" and f"PORT={port}" in container.variables else CLOSED
 
 
 def holder(
     engine: Engine,
-    container: Callable[[], str | None],
+    container: Callable[[], Described | None],
     port: int,
     state: Path,
     values: Mapping[str, str],
@@ -50,14 +48,14 @@ def holder(
     if is_confirmed(state, port, found):
         return Holder(OURS, found)
     running = container()
-    kind = find(engine, running, port)
+    kind = find(running, port)
     if kind == PUBLISHED and all(trusted(each.uid) for each in found):
         is_ours = bool(found) or sockets.is_unused(
             port
         )  # no listener at all: the engine forwards the port without a process (userland-proxy: false)
-    elif kind == HOST:
+    elif running and kind == HOST:
         user = f"{values['NB_UID']}:{values['NB_GID']}"
-        command = ("exec", "--user", user, str(running), "sh", "-c", HOLDS)
+        command = ("exec", "--user", user, running.id, "sh", "-c", HOLDS)
         is_ours = bool(found) and all(each in inside or engine(*command, str(each.inode))[0] == 0 for each in found)
         inside |= set(found) if is_ours else set()
     else:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rocmlab.stack import envfile, process
+from rocmlab.stack import envfile, process, snapshot
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.image import SECRETS
+from rocmlab.stack.process import EngineSilent
 from rocmlab.stack.settings import Settings
 
 SERVICE = "lab"
@@ -81,12 +82,8 @@ class DockerLab(ContainerLab):
         if not has_another_token and super().is_current():
             return 0, ""
         recreate = ["--force-recreate"] if has_another_token else []
-        self.has_changed()
-        return process.capture(
-            self.compose("--progress", "quiet", "up", "--detach", "--no-build", *recreate, SERVICE),
-            env=self.environment,
-            timeout_seconds=300,
-        )
+        command = self.compose("--progress", "quiet", "up", "--detach", "--no-build", *recreate, SERVICE)
+        return self.change(process.capture, command, env=self.environment, timeout_seconds=300)
 
     def _has_another_token(self) -> bool:
         """Return whether a token of the running lab is not the one in `.env`: Compose does not see such a change.
@@ -100,22 +97,25 @@ class DockerLab(ContainerLab):
         files = [f"/run/secrets/{name.lower()}" for name in names]
         # A container of an earlier version has the token in its environment, and no such file.
         command = ("sh", "-c", 'for file; do cat "$file" 2>/dev/null || echo none; echo; done', "sh", *files)
-        code, found = self.look("exec", "--user", "root", container, *command)
+        code, found = self.look("exec", "--user", "root", container, *command)  # changed by a new container alone
         if code:
             return self.is_restarting()  # again and again, so that nothing runs in it
         return found.splitlines() != [self.values.get(name, "") for name in names]
 
     def _remove(self) -> tuple[int, str]:
         grace = "60" if self.settings.is_in_cluster else "10"  # Ray leaves tasks that run half a minute
-        self.has_changed()
         command = self.compose("--progress", "quiet", "down", "--remove-orphans", "--timeout", grace)
-        return process.capture(command, env=self.environment, timeout_seconds=120)
+        return self.change(process.capture, command, env=self.environment, timeout_seconds=120)
 
     def _once(self, *arguments: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
         return self.compose("--progress", "quiet", "run", "--rm", *flags, SERVICE, *arguments), self.environment
 
     def _is_current(self, container: str) -> bool:
-        label = '{{.Image}} {{index .Config.Labels "com.docker.compose.config-hash"}}'
-        _, running = self.engine("inspect", "--format", label, container)
-        code, wanted = process.capture(self.compose("config", "--hash", SERVICE), env=self.environment)
-        return code == 0 and running.split() == [self.image_id(self.image), *wanted.split()[-1:]]
+        try:
+            running = self.describe(container)
+        except EngineSilent:
+            return False
+        facts = frozenset(self.environment.items()), snapshot.texts(self.settings)
+        code, wanted = self.look(*self.compose("config", "--hash", SERVICE)[1:], depends_on=facts)
+        digest = running.labels.get("com.docker.compose.config-hash")
+        return code == 0 and running.image == self.image_id(self.image) and wanted.split()[-1:] == [digest]

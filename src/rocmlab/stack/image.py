@@ -7,18 +7,18 @@ import re
 import shutil
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from rocmlab import __version__
 from rocmlab.base import extras
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import amount
 from rocmlab.packages import system
-from rocmlab.stack import envfile, image_kind, image_size, process, released, shipped, source
+from rocmlab.stack import described, envfile, image_kind, image_size, process, released, shipped, source
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.progress import BuildProgress, PullProgress
 from rocmlab.stack.settings import Settings, qualified
@@ -36,12 +36,14 @@ PASSED_INTO_THE_LAB = (  # where `.env` has them; the same as those of compose.y
 SECRETS = {"ca_bundle": "CA_BUNDLE", "pip_config": "PIP_CONFIG"}  # by name in the container: the variable with its path
 HOME = "/home/jovyan"  # in the container: what the lab shows, work/ and share/
 LOOKS = ("ps", "inspect")  # of the engine's commands, and `image inspect`
-INSIDE = ("exec", "logs", "port", "info")  # change neither images nor which containers there are
+INSIDE = ("exec", "logs", "info")  # change neither images nor which containers there are
 LOOK_SECONDS = 2.0
 WHICH_ENGINE = ("PATH", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "CONTAINER_HOST")  # variables of the client
 UNREACHABLE = re.compile(
     r"no such host|timeout|connection refused|network is unreachable|TLS handshake|dial tcp|certificate", re.I
 )
+
+Result = TypeVar("Result")
 
 
 class BaseImageUnreachable(RocmlabError):
@@ -54,8 +56,8 @@ class ImageLab(Lab):
     program = ""  # the engine's command
     product = ""  # its name, in messages
     root_template = ""  # of its `info`: where it keeps images and volumes
-    # Of all labs of this process: by engine and command, until when it counts, and what was printed.
-    _looks: ClassVar[dict[tuple[str, ...], tuple[float, str]]] = {}
+    # Of all labs of this process: by engine, command and what it depends on, until when it counts, and what it printed.
+    _looks: ClassVar[dict[Hashable, tuple[float, str]]] = {}
 
     def __init__(self, settings: Settings, values: dict[str, str], engine_root: str = "") -> None:
         super().__init__(settings, values)
@@ -113,25 +115,34 @@ class ImageLab(Lab):
         """Run a short command of the engine; see `process.capture`. One that only looks is `look`."""
         if arguments[0] in LOOKS or arguments[:2] == ("image", "inspect"):
             return self.look(*arguments, timeout_seconds=timeout_seconds)
-        if arguments[0] not in INSIDE:
-            self.has_changed()
-        return process.capture([self.program, *arguments], env=self.environment, timeout_seconds=timeout_seconds)
+        command = [self.program, *arguments]
+        if arguments[0] in INSIDE:
+            return process.capture(command, env=self.environment, timeout_seconds=timeout_seconds)
+        return self.change(process.capture, command, env=self.environment, timeout_seconds=timeout_seconds)
 
-    def look(self, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
+    def look(self, *arguments: str, timeout_seconds: float = 60, depends_on: Hashable = ()) -> tuple[int, str]:
         """Run a command of the engine that changes nothing, unless it was run less than `LOOK_SECONDS` ago.
 
-        Each takes about 50 ms, and one `make up` asks for its container a dozen times. What this process changes makes
-        it ask again at once.
+        Each takes about 100 ms, and one `make up` asks for its container a dozen times. What this process changes makes
+        it ask again at once, and so does another value of what the answer `depends_on`.
         """
         engine = tuple(self.environment.get(name, "") for name in WHICH_ENGINE)
-        until, output = self._looks.get((*engine, *arguments), (0.0, ""))
+        question = (self.program, engine, arguments, depends_on)
+        until, output = self._looks.get(question, (0.0, ""))
         if time.monotonic() < until:
             return 0, output
         command = [self.program, *arguments]
         code, output = process.capture(command, env=self.environment, timeout_seconds=timeout_seconds)
         if code == 0:
-            self._looks[(*engine, *arguments)] = time.monotonic() + LOOK_SECONDS, output
+            self._looks[question] = time.monotonic() + LOOK_SECONDS, output
         return code, output
+
+    def change(self, run: Callable[..., Result], command: Sequence[str], **options: object) -> Result:
+        """Run a command that makes, removes or renames containers or images, and forget what the engine has shown."""
+        try:
+            return run(command, **options)
+        finally:
+            self.has_changed()
 
     def has_changed(self) -> None:
         """Forget what the engine has shown: an image or a container was made, removed or renamed."""
@@ -143,9 +154,12 @@ class ImageLab(Lab):
 
     def _inputs_of(self, image: str) -> str:
         """Return what an image was made from, empty if it is missing."""
-        label = f'{{{{index .Config.Labels "{released.INPUTS}"}}}}'
-        code, found = self.engine("image", "inspect", "--format", label, image)
-        return found.strip() if code == 0 else ""
+        return self.image_label(image, released.INPUTS)
+
+    def image_label(self, image: str, name: str) -> str:
+        """Return a label of an image, empty if it or the image is missing."""
+        labels = (self._image(image).get("Config") or {}).get("Labels") or {}
+        return str(labels.get(name, "")).strip()
 
     def is_built(self) -> bool:
         """Return whether any version of the image is here."""
@@ -197,8 +211,12 @@ class ImageLab(Lab):
 
     def image_id(self, name: str) -> str:
         """Return an image's id, empty if it is missing."""
-        code, output = self.engine("image", "inspect", "--format", "{{.Id}}", name)
-        return output.strip() if code == 0 else ""
+        return str(self._image(name).get("Id", ""))
+
+    def _image(self, name: str) -> dict[str, Any]:
+        """Return the engine's description of an image, empty if it is missing or the engine does not answer."""
+        code, text = self.engine("image", "inspect", "--format", described.FORMAT, name)
+        return envfile.json_object(text) if code == 0 else {}
 
     def keep_previous(self, image: str) -> None:
         """Keep an image as the previous one, unless another one has worked and this one has not."""
@@ -239,9 +257,8 @@ class ImageLab(Lab):
         self.environment["ROCMLAB_REVISION"] = source.revision(self.settings.project)
         self.keep_previous(self.image_id(self.image))
         show = self._progress(self._dockerfile())
-        command = self._build_command()
-        self.has_changed()
-        code, last = process.follow(command, log=log, show=show, env=self.environment, cwd=self.settings.project)
+        command, project = self._build_command(), self.settings.project
+        code, last = self.change(process.follow, command, log=log, show=show, env=self.environment, cwd=project)
         if code:
             reason = show.error(last)
             raise RocmlabError(
@@ -261,8 +278,8 @@ class ImageLab(Lab):
             sizes = image_size.layers(self._manifest, name)
             say(f"pulling {name}" + (f" ({amount(sum(sizes.values()))} to download)" if sizes else ""))
             log, shown = self.settings.state / "pull.log", PullProgress(sizes)
-            self.has_changed()
-            code, last = process.follow([self.program, "pull", name], log=log, show=shown, env=self.environment)
+            command = [self.program, "pull", name]
+            code, last = self.change(process.follow, command, log=log, show=shown, env=self.environment)
             if code:
                 raise released.NotUsed(f"{name} could not be pulled: {last[-1] if last else 'no output'}")
             if self._inputs_of(name) != self.inputs:
@@ -336,11 +353,8 @@ class ImageLab(Lab):
         sizes = image_size.layers(self._manifest, base)
         for line in self._announced(base, sum(sizes.values())):
             say(line)
-        shown = PullProgress(sizes)
-        self.has_changed()
-        code, last = process.follow(
-            [self.program, "pull", base], log=self.settings.state / "pull.log", show=shown, env=self.environment
-        )
+        shown, log, command = PullProgress(sizes), self.settings.state / "pull.log", [self.program, "pull", base]
+        code, last = self.change(process.follow, command, log=log, show=shown, env=self.environment)
         if code == 0:
             return
         last_line = last[-1] if last else f"{self.program} pull: no output"
@@ -366,8 +380,8 @@ class ImageLab(Lab):
             )
         say(f"making {base} of Debian's packages and TensorFlow for ROCm (2.5 GB to download)")
         log, environment = self.settings.state / "base.log", {**self.environment, "ENGINE": self.program}
-        self.has_changed()
-        code, last = process.follow(command, log=log, show=lambda _: None, env=environment, cwd=self.settings.project)
+        project = self.settings.project
+        code, last = self.change(process.follow, command, log=log, show=lambda _: None, env=environment, cwd=project)
         if code:
             found = dict(line.strip().partition(": ")[::2] for line in last)
             raise RocmlabError(

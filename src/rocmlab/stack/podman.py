@@ -201,10 +201,8 @@ class PodmanLab(ContainerLab):
             command += [f"--publish={where}:{tls.server_port(self.settings)}:8443"]
         command += [f"--label=rocmlab.configuration={self._digest()}"]
         command += [f"--label=rocmlab.project={self.settings.project.resolve()}"]
-        self.has_changed()
-        return process.capture(
-            [*command, *self.options(), self.image], env=self._call_environment(), timeout_seconds=900
-        )
+        command += [*self.options(), self.image]
+        return self.change(process.capture, command, env=self._call_environment(), timeout_seconds=900)
 
     def _make_folders(self) -> None:
         """Make the folders that are mounted where they are missing, as Docker's engine does and Podman never does.
