@@ -77,6 +77,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compare:
 class TestAgreement:
     """Each value that rocmlab prints is the one that AMD's tools print."""
 
+    @pytest.mark.long
     @pytest.mark.parametrize(("host", "tool"), PAIRS)
     def test_every_value_is_the_tools_own(self, compared: Compare, host: str, tool: str) -> None:
         """Values are equal in the tool's notation; each difference has its reason in the one list of them."""
@@ -123,12 +124,14 @@ class TestCompleteness:
         assert names == printed | set(oracle_fields.NOT_PRINTED)
         assert not printed & set(oracle_fields.NOT_PRINTED)
 
+    @pytest.mark.long("every pair")
     def test_every_known_difference_still_exists(self, compared: Compare) -> None:
         """A tool that has been fixed loses its entry in the list."""
         used = {known for host, tool in PAIRS for known in compared(host, tool).explained}
 
         assert [known.reason for known in oracle_fields.KNOWN if known not in used] == []
 
+    @pytest.mark.long("every pair")
     def test_every_printed_value_was_seen_equal_somewhere(self, compared: Compare) -> None:
         """No field is only ever unknown or explained away: each was compared with success on some host."""
         for host, tool in PAIRS:

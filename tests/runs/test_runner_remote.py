@@ -306,6 +306,7 @@ def test_a_runner_that_is_killed_leaves_no_process(lab: Lab) -> None:
     assert eventually(lambda: not of_jobs(), 30), of_jobs()
 
 
+@pytest.mark.long
 def test_a_node_that_is_lost_costs_no_job(lab: Lab) -> None:
     """What ran there runs again elsewhere, what had ended does not, and the report says why."""
     third = lab.cluster.add("third")
@@ -370,6 +371,7 @@ def test_a_node_with_a_second_mask_is_refused(kernel: str, tmp_path: Path) -> No
     assert not list((tmp_path / "share").glob("runs/*"))
 
 
+@pytest.mark.long
 def test_the_loss_of_the_head_ends_the_run_in_words_and_it_can_be_resumed(lab: Lab, kernel: str) -> None:
     """The runner lives on, says what has become of each job, and a new cluster finishes what is left."""
     log, gate = lab.folder / "ends.txt", lab.folder / "gate"
