@@ -54,10 +54,9 @@ make_runtime() { # empty: what a killed server left would mislead the health che
 keep_secret() { # NAME: move it from its variable, or from the file that the engine provides, to a file of the runtime folder
   local file=${1,,} path=${1}_FILE text=${!1:-}
   file=$JUPYTER_RUNTIME_DIR/${file//_/-}
-  if [[ -z $text && -z ${!path:-} && -s $file ]]; then return; fi # it was moved before
   path=${!path:-/run/secrets/${1,,}}
   if [[ -z $text && $path != "$file" && -r $path ]]; then text=$(<"$path"); fi
-  if [[ $text ]]; then
+  if [[ $text && ! (-r $file && $text == "$(<"$file")") ]]; then
     rm -f "$file"
     (umask 077 && printf %s "$text" >"$file")
     chmod 0400 "$file"

@@ -7,22 +7,21 @@ from typing import Any
 
 
 def container(identity: str = "abc", **given: Any) -> str:
-    """Return the line that `inspect --format '{{json .}}'` prints of a container; what is not given is as usual."""
-    return json.dumps(
-        {
-            "Id": identity,
-            "Image": given.get("image", "sha256:1"),
-            "RestartCount": given.get("restarts", 0),
-            "State": {"StartedAt": given.get("started", "1"), "Restarting": given.get("is_restarting", False)},
-            "HostConfig": {"NetworkMode": given.get("network", "bridge")},
-            "NetworkSettings": {"Ports": given.get("ports", {})},
-            "Config": {
-                "Hostname": given.get("hostname", "inside"),
-                "Env": given.get("env", ["ROCMLAB_HOME=/home"]),
-                "Labels": given.get("labels", {}),
-            },
-        }
-    )
+    """Return what `inspect` prints of a container, on one line; what is not given is as usual."""
+    facts = {
+        "Id": identity,
+        "Image": "sha256:1",
+        "RestartCount": given.get("restarts", 0),
+        "State": {"StartedAt": "1", "Restarting": given.get("is_restarting", False)},
+        "HostConfig": {"NetworkMode": given.get("network", "bridge")},
+        "NetworkSettings": {"Ports": given.get("ports", {})},
+        "Config": {
+            "Hostname": "inside",
+            "Env": given.get("env", ["ROCMLAB_HOME=/home"]),
+            "Labels": given.get("labels", {}),
+        },
+    }
+    return json.dumps([facts])
 
 
 def published(port: int) -> dict[str, list[dict[str, str]]]:
@@ -31,5 +30,5 @@ def published(port: int) -> dict[str, list[dict[str, str]]]:
 
 
 def image(identity: str = "sha256:1", **labels: str) -> str:
-    """Return the line that `image inspect --format '{{json .}}'` prints."""
-    return json.dumps({"Id": identity, "Config": {"Labels": labels}})
+    """Return what `image inspect` prints, on one line."""
+    return json.dumps([{"Id": identity, "Config": {"Labels": labels}}])

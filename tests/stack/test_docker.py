@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from engine_words import container
+from engine_words import image as engine_image
 from test_engine import docker
 
 from benchmarks import image_size, start
@@ -121,7 +122,7 @@ class TestLooks:
         (tmp_path / "down").unlink()
         again = asked.engine("ps")
         monkeypatch.setattr(image, "LOOK_SECONDS", 0.0)
-        asked.has_changed()
+        asked.forget()
         third, fourth = asked.engine("ps"), asked.engine("ps")
 
         assert failed[0] != 0
@@ -139,7 +140,7 @@ class TestDockerfile:
         text = (repository / "docker/Dockerfile").read_text()
         (tmp_path / "project/docker").mkdir(parents=True)
         (tmp_path / "project/docker/Dockerfile").write_text(text)
-        found = lab(tmp_path / "project", docker(tmp_path, info="sha256:1"), monkeypatch)
+        found = lab(tmp_path / "project", docker(tmp_path, info=engine_image()), monkeypatch)
 
         found.prepare(lambda _: None, always=True)
 
@@ -155,7 +156,7 @@ class TestDockerfile:
         """The steps that install have it."""
         (tmp_path / "project/docker").mkdir(parents=True)
         (tmp_path / "project/docker/Dockerfile").write_text(DOCKERFILE)
-        found = lab(tmp_path / "project", docker(tmp_path, info="sha256:1"), monkeypatch, **{name: "/a/file"})
+        found = lab(tmp_path / "project", docker(tmp_path, info=engine_image()), monkeypatch, **{name: "/a/file"})
 
         found.prepare(lambda _: None, always=True)
 
@@ -416,7 +417,7 @@ class TestSizes:
         project = tmp_path / "project"
         (project / "docker").mkdir(parents=True)
         (project / "docker/Dockerfile").write_text(DOCKERFILE)
-        found = lab(project, docker(tmp_path, info="sha256:1"), monkeypatch)
+        found = lab(project, docker(tmp_path, info=engine_image()), monkeypatch)
         monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
 
         found.prepare(lambda _: None, always=True)

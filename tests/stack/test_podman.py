@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from clones import free_port
+from engine_words import image
 from hosts import Gpu, make_host
 
 from rocmlab.base.errors import RocmlabError
@@ -263,9 +264,8 @@ class TestOptions:
         """Podman makes none, and would refuse to start what replaces a lab that is gone by then."""
         program, told = tmp_path / "bin/podman", tmp_path / "told"
         program.parent.mkdir()
-        program.write_text(
-            f'#!/bin/sh\n[ -d {tmp_path}/new/share ] && echo "$1 with it" >>{told} || echo "$1" >>{told}\n'
-        )
+        with_it = f'[ -d {tmp_path}/new/share ] && echo "$1 with it" >>{told} || echo "$1" >>{told}'
+        program.write_text(f"#!/bin/sh\n{with_it}\n[ \"$1\" != image ] || echo '{image()}'\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
         if not can_be_made:
@@ -460,12 +460,13 @@ def test_a_build_of_podmans_is_shown_step_by_step() -> None:
 
 
 # As Podman does: what is mounted must be there. Then it ends, so that no server is waited for.
-STRICT = """#!/bin/sh
+STRICT = f"""#!/bin/sh
+[ "$1" != image ] || echo '{image()}'
 [ "$1" = run ] || exit 0
 for word; do
   case $word in --volume=/*)
-    source=${word#--volume=}
-    [ -e "${source%%:*}" ] || { echo "Error: statfs ${source%%:*}: no such file or directory"; exit 125; }
+    source=${{word#--volume=}}
+    [ -e "${{source%%:*}}" ] || {{ echo "Error: statfs ${{source%%:*}}: no such file or directory"; exit 125; }}
   esac
 done
 echo "everything that is mounted is there"

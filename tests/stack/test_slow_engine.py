@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
-from engine_words import container, image
+from engine_words import container, image, published
 from test_docker import lab as docker_lab
 from test_podman import lab as podman_lab
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack import busy
+from rocmlab.stack import busy, sockets
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.docker import DockerLab
 
@@ -149,6 +150,46 @@ class TestRunning:
 
         assert before
         assert not lab.is_current()
+
+    def test_who_listens_is_asked_anew(self, lab: DockerLab, docker: Stub) -> None:
+        """What was published a second ago may be another program's now, and the answer decides who gets the token."""
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            lab.port = found.getsockname()[1]
+            (docker.folder / "inspected").write_text(container(ID, ports=published(lab.port)))
+            before = lab._publishes_port()
+            (docker.folder / "inspected").write_text(container(ID))
+
+            assert before
+            assert lab.holder().kind == sockets.OTHER
+
+    def test_one_that_has_just_begun_to_run_lives(self, lab: DockerLab, docker: Stub) -> None:
+        """The engine starts it again, and said a moment ago that none runs: it is not removed for that."""
+        program = docker.folder / "docker"
+        words = program.read_text()
+        program.write_text(words.replace(f"*) echo {ID};;", f"*--all*) echo {ID};; *) ;;"))
+        restarts = lab._restarts()
+        program.write_text(words)
+
+        assert restarts == 0
+        assert lab._lives(restarts)
+
+    def test_a_restart_since_the_last_look_is_seen(self, lab: DockerLab, docker: Stub) -> None:
+        """Whether a program could not run in it because of that decides what is done."""
+        before = lab.is_running() and lab._restarts() == 0
+        (docker.folder / "inspected").write_text(container(ID, is_restarting=True))
+
+        assert before
+        assert lab.is_restarting()
+
+    def test_what_is_no_description_is_an_error(self, lab: DockerLab, docker: Stub) -> None:
+        """What is no description is an error, and not a container or an image that is missing."""
+        (docker.folder / "inspected").write_text("{}")
+        program = docker.folder / "docker"
+        program.write_text(program.read_text().replace(image(), "{}"))
+
+        for question in (lambda: lab.describe(ID), lambda: lab.image_id("x")):
+            with pytest.raises(RocmlabError, match="does not describe"):
+                question()
 
     @pytest.mark.parametrize("command", ["ps", "inspect"])
     def test_podman_removes_nothing_that_it_cannot_look_at(

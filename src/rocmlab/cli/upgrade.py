@@ -278,7 +278,8 @@ def _rocmlab(folder: Path, arguments: Sequence[str]) -> int:
     kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     environment = {**kept, "PYTHONPATH": str(folder / "src")}
     # It answers Ctrl-C itself and puts back what it has begun, however long that takes.
-    return process.attach([sys.executable, "-m", "rocmlab", *arguments], env=environment, cwd=folder)
+    with ContainerLab.changing():
+        return process.attach([sys.executable, "-m", "rocmlab", *arguments], env=environment, cwd=folder)
 
 
 def _after(project: Project, before: Version) -> None:

@@ -17,7 +17,7 @@ from rocmlab.cluster.node import ports, ray_node, record
 from rocmlab.cluster.node.record import Record
 from rocmlab.stack import container_port, described, envfile, process, server
 from rocmlab.stack.described import Described
-from rocmlab.stack.image import ImageLab
+from rocmlab.stack.image import ImageLab, unreadable
 from rocmlab.stack.lab import Say, not_answering
 from rocmlab.stack.process import EngineSilent
 from rocmlab.stack.server import Holder
@@ -65,19 +65,17 @@ class ContainerLab(ImageLab):
 
         Where one runs and another one is left, it is the one that runs.
         """
-        for all_of_them in ([], ["--all"])[: 1 if running_only else 2]:
-            if found := self.query("ps", "--quiet", "--no-trunc", *self._filters(), *all_of_them).split():
-                return found[0]
-        return None
+        command = ("ps", "--quiet", "--no-trunc", *self._filters())
+        found = self.query(*command).split()
+        if not found and not running_only:
+            found = self.query(*command, "--all").split()
+        return found[0] if found else None
 
     def describe(self, container: str) -> Described:
         """Return what the engine reports of a container; raise EngineSilent if it does not answer."""
-        text = self.query("inspect", "--format", described.FORMAT, container)
-        if found := described.parse(text):
+        if found := described.container(self.query("inspect", container)):
             return found
-        what = f"the engine does not describe the container {container[:12]}"
-        why = f"`{self.program} inspect` printed: {text.strip()[-400:]}"
-        raise EngineSilent(what, why, f"check that `{self.program} inspect {container[:12]}` answers, then retry")
+        raise unreadable(self.program, f"container {container[:12]}")
 
     @abstractmethod
     def _remove(self) -> tuple[int, str]:
@@ -148,6 +146,7 @@ class ContainerLab(ImageLab):
 
     def is_restarting(self) -> bool:
         """Return whether the engine is starting the container again, because it exited by itself."""
+        self.forget()  # it may have begun in the last two seconds
         with suppress(EngineSilent):
             container = self.known_container(running_only=False)
             return container is not None and self.describe(container).is_restarting
@@ -168,6 +167,7 @@ class ContainerLab(ImageLab):
             server.check_free(self.port)
         self._check_home()
         self._make_leases_folder()
+        self.forget()  # from here on, a container that has another start or more restarts is another matter
         before = self._started()
         code, output = self._bring_up()
         if code:
@@ -229,25 +229,31 @@ class ContainerLab(ImageLab):
     def _lives(self, restarts: int | None) -> bool:
         """Return whether the container runs and was not restarted; True where the engine does not answer."""
         try:
-            if (container := self.known_container()) is None:
-                return False
-            return restarts in (None, self.describe(container).restarts)
+            container = self.known_container()
+            if container is None:
+                self.forget()  # it may not have run yet two seconds ago
+                container = self.known_container()
+            return container is not None and restarts in (None, self.describe(container).restarts)
         except EngineSilent:
             return True
 
     def _publishes_port(self) -> bool:
-        return container_port.find(self._running(), self.port) != container_port.CLOSED
+        with suppress(EngineSilent):
+            return container_port.find(self._running(), self.port) != container_port.CLOSED
+        return False
 
     def _running(self) -> Described | None:
-        """Return the container that runs, None where none does or the engine does not answer."""
-        with suppress(EngineSilent):
-            if container := self.known_container():
-                return self.describe(container)
-        return None
+        """Return the container that runs, None where none does; raise EngineSilent if the engine does not answer."""
+        container = self.known_container()
+        return self.describe(container) if container else None
 
     def _listening(self) -> Holder:
+        def running() -> Described | None:
+            self.forget()  # what is found is kept, and decides who gets the token
+            return self._running()
+
         return container_port.holder(
-            self.engine, self._running, self.port, self.settings.state, self.values, self.sockets_inside
+            self.engine, running, self.port, self.settings.state, self.values, self.sockets_inside
         )
 
     def _refusal(self, output: str) -> RocmlabError:
@@ -303,7 +309,8 @@ class ContainerLab(ImageLab):
         flags = self.terminal_flags if has_terminal else self.piped_flags
         self._make_leases_folder()
         command, environment = self._once("rocmlab", *arguments, flags=[*flags, *given])
-        return self.change(process.attach, command, env=environment, cwd=self.settings.project)
+        with self.changing():
+            return process.attach(command, env=environment, cwd=self.settings.project)
 
     def _run_in(self, container: str, arguments: Sequence[str], given: Sequence[str], *, has_terminal: bool) -> int:
         """Run in a running container; without a terminal `exec` passes no signals on, so we do."""

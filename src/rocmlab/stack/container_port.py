@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rocmlab.stack import envfile, sockets
 from rocmlab.stack.described import Described
+from rocmlab.stack.process import EngineSilent
 from rocmlab.stack.sockets import NOBODY, OTHER, OURS, UNKNOWN, Holder, Listener, trusted
 
 FILE = "listener.json"
@@ -47,7 +48,10 @@ def holder(
         return Holder(UNKNOWN)
     if is_confirmed(state, port, found):
         return Holder(OURS, found)
-    running = container()
+    try:
+        running = container()
+    except EngineSilent:  # it may be its own listener
+        return Holder(UNKNOWN, found)
     kind = find(running, port)
     if kind == PUBLISHED and all(trusted(each.uid) for each in found):
         is_ours = bool(found) or sockets.is_unused(
@@ -63,8 +67,6 @@ def holder(
     if is_ours:
         confirm(state, port, found)
         return Holder(OURS, found)
-    if found and running is None and engine("version")[0]:
-        return Holder(UNKNOWN, found)  # the engine does not answer: it may be its own listener
     return Holder(OTHER, found) if found else Holder(NOBODY)
 
 

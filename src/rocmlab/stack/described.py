@@ -1,11 +1,13 @@
-"""What an engine reports of a container: Docker's and Podman's `inspect` have these under the same names."""
+"""What an engine reports of a container or an image: Docker's and Podman's `inspect` have it under the same names.
+
+Both print an array without `--format`; with `{{json .}}` Podman before 4.4 does so as well, and others an object.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-
-FORMAT = "{{json .}}"  # of `inspect` and `image inspect`
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -20,27 +22,36 @@ class Described:
     network: str  # "host", where it is in the host's own
     published: frozenset[tuple[str, int]]  # addresses and ports of the host
     started_at: str
-    restarts: int  # by the engine, since it was made
-    is_restarting: bool
+    restarts: int  # by the engine itself
+    is_restarting: bool  # False of Podman 4 at all times
 
 
-def parse(text: str) -> Described | None:
+def container(text: str) -> Described | None:
     """Return what `inspect` printed of one container; None if that is nothing of the kind."""
+    found = single(text)
     try:
-        found = json.loads(text)
-        config, state, ports = found["Config"], found["State"], found["NetworkSettings"].get("Ports") or {}
+        config, state, ports = found["Config"], found["State"], (found.get("NetworkSettings") or {}).get("Ports") or {}
         bound = [each for addresses in ports.values() for each in addresses or () if each.get("HostPort")]
         return Described(
             id=found["Id"],
             image=found["Image"],
             labels=config.get("Labels") or {},
             variables=tuple(config.get("Env") or ()),
-            hostname=config.get("Hostname", ""),
+            hostname=config["Hostname"],
             network=found["HostConfig"]["NetworkMode"],
             published=frozenset((each.get("HostIp", ""), int(each["HostPort"])) for each in bound),
             started_at=str(state["StartedAt"]),
             restarts=int(found["RestartCount"]),
             is_restarting=bool(state.get("Restarting")),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def single(text: str) -> dict[str, Any]:
+    """Return the one object of the array that `inspect` printed; empty if that is nothing of the kind."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found[0] if isinstance(found, list) and len(found) == 1 and isinstance(found[0], dict) else {}

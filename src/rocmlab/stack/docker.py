@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rocmlab.stack import envfile, process, snapshot
+from rocmlab.stack import envfile, gpus, process
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.image import SECRETS
@@ -83,7 +83,8 @@ class DockerLab(ContainerLab):
             return 0, ""
         recreate = ["--force-recreate"] if has_another_token else []
         command = self.compose("--progress", "quiet", "up", "--detach", "--no-build", *recreate, SERVICE)
-        return self.change(process.capture, command, env=self.environment, timeout_seconds=300)
+        with self.changing():
+            return process.capture(command, env=self.environment, timeout_seconds=300)
 
     def _has_another_token(self) -> bool:
         """Return whether a token of the running lab is not the one in `.env`: Compose does not see such a change.
@@ -105,7 +106,8 @@ class DockerLab(ContainerLab):
     def _remove(self) -> tuple[int, str]:
         grace = "60" if self.settings.is_in_cluster else "10"  # Ray leaves tasks that run half a minute
         command = self.compose("--progress", "quiet", "down", "--remove-orphans", "--timeout", grace)
-        return self.change(process.capture, command, env=self.environment, timeout_seconds=120)
+        with self.changing():
+            return process.capture(command, env=self.environment, timeout_seconds=120)
 
     def _once(self, *arguments: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
         return self.compose("--progress", "quiet", "run", "--rm", *flags, SERVICE, *arguments), self.environment
@@ -115,7 +117,8 @@ class DockerLab(ContainerLab):
             running = self.describe(container)
         except EngineSilent:
             return False
-        facts = frozenset(self.environment.items()), snapshot.texts(self.settings)
+        written = (self.settings.env_path, self.settings.project / gpus.OVERLAY)  # by this process, perhaps just now
+        facts = (frozenset(self.environment.items()), *(envfile.read(path) for path in written))
         code, wanted = self.look(*self.compose("config", "--hash", SERVICE)[1:], depends_on=facts)
         digest = running.labels.get("com.docker.compose.config-hash")
         return code == 0 and running.image == self.image_id(self.image) and wanted.split()[-1:] == [digest]

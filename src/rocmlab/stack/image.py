@@ -7,11 +7,12 @@ import re
 import shutil
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from rocmlab import __version__
 from rocmlab.base import extras
@@ -20,6 +21,7 @@ from rocmlab.base.formatting import amount
 from rocmlab.packages import system
 from rocmlab.stack import described, envfile, image_kind, image_size, process, released, shipped, source
 from rocmlab.stack.lab import Lab, Say
+from rocmlab.stack.process import EngineSilent
 from rocmlab.stack.progress import BuildProgress, PullProgress
 from rocmlab.stack.settings import Settings, qualified
 
@@ -42,8 +44,6 @@ WHICH_ENGINE = ("PATH", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "CONTA
 UNREACHABLE = re.compile(
     r"no such host|timeout|connection refused|network is unreachable|TLS handshake|dial tcp|certificate", re.I
 )
-
-Result = TypeVar("Result")
 
 
 class BaseImageUnreachable(RocmlabError):
@@ -115,10 +115,9 @@ class ImageLab(Lab):
         """Run a short command of the engine; see `process.capture`. One that only looks is `look`."""
         if arguments[0] in LOOKS or arguments[:2] == ("image", "inspect"):
             return self.look(*arguments, timeout_seconds=timeout_seconds)
-        command = [self.program, *arguments]
-        if arguments[0] in INSIDE:
+        with nullcontext() if arguments[0] in INSIDE else self.changing():
+            command = [self.program, *arguments]
             return process.capture(command, env=self.environment, timeout_seconds=timeout_seconds)
-        return self.change(process.capture, command, env=self.environment, timeout_seconds=timeout_seconds)
 
     def look(self, *arguments: str, timeout_seconds: float = 60, depends_on: Hashable = ()) -> tuple[int, str]:
         """Run a command of the engine that changes nothing, unless it was run less than `LOOK_SECONDS` ago.
@@ -137,16 +136,19 @@ class ImageLab(Lab):
             self._looks[question] = time.monotonic() + LOOK_SECONDS, output
         return code, output
 
-    def change(self, run: Callable[..., Result], command: Sequence[str], **options: object) -> Result:
-        """Run a command that makes, removes or renames containers or images, and forget what the engine has shown."""
+    @classmethod
+    @contextmanager
+    def changing(cls) -> Iterator[None]:
+        """Forget what the engine has shown after a block that may make, remove or rename containers or images."""
         try:
-            return run(command, **options)
+            yield
         finally:
-            self.has_changed()
+            cls.forget()
 
-    def has_changed(self) -> None:
-        """Forget what the engine has shown: an image or a container was made, removed or renamed."""
-        self._looks.clear()
+    @classmethod
+    def forget(cls) -> None:
+        """Ask the engine again: something has changed, or an answer of two seconds ago is too old."""
+        cls._looks.clear()
 
     def is_prepared(self) -> bool:
         """Return whether the image is built from exactly the present files and base."""
@@ -214,9 +216,15 @@ class ImageLab(Lab):
         return str(self._image(name).get("Id", ""))
 
     def _image(self, name: str) -> dict[str, Any]:
-        """Return the engine's description of an image, empty if it is missing or the engine does not answer."""
-        code, text = self.engine("image", "inspect", "--format", described.FORMAT, name)
-        return envfile.json_object(text) if code == 0 else {}
+        """Return the engine's description of an image, empty if it is missing or the engine does not answer.
+
+        Raises:
+            EngineSilent: the engine answers, and it is no description.
+        """
+        code, text = self.engine("image", "inspect", name)
+        if code == 0 and not (found := described.single(text)):
+            raise unreadable(self.program, f"image {name}")
+        return found if code == 0 else {}
 
     def keep_previous(self, image: str) -> None:
         """Keep an image as the previous one, unless another one has worked and this one has not."""
@@ -258,7 +266,8 @@ class ImageLab(Lab):
         self.keep_previous(self.image_id(self.image))
         show = self._progress(self._dockerfile())
         command, project = self._build_command(), self.settings.project
-        code, last = self.change(process.follow, command, log=log, show=show, env=self.environment, cwd=project)
+        with self.changing():
+            code, last = process.follow(command, log=log, show=show, env=self.environment, cwd=project)
         if code:
             reason = show.error(last)
             raise RocmlabError(
@@ -279,7 +288,8 @@ class ImageLab(Lab):
             say(f"pulling {name}" + (f" ({amount(sum(sizes.values()))} to download)" if sizes else ""))
             log, shown = self.settings.state / "pull.log", PullProgress(sizes)
             command = [self.program, "pull", name]
-            code, last = self.change(process.follow, command, log=log, show=shown, env=self.environment)
+            with self.changing():
+                code, last = process.follow(command, log=log, show=shown, env=self.environment)
             if code:
                 raise released.NotUsed(f"{name} could not be pulled: {last[-1] if last else 'no output'}")
             if self._inputs_of(name) != self.inputs:
@@ -354,7 +364,8 @@ class ImageLab(Lab):
         for line in self._announced(base, sum(sizes.values())):
             say(line)
         shown, log, command = PullProgress(sizes), self.settings.state / "pull.log", [self.program, "pull", base]
-        code, last = self.change(process.follow, command, log=log, show=shown, env=self.environment)
+        with self.changing():
+            code, last = process.follow(command, log=log, show=shown, env=self.environment)
         if code == 0:
             return
         last_line = last[-1] if last else f"{self.program} pull: no output"
@@ -381,7 +392,8 @@ class ImageLab(Lab):
         say(f"making {base} of Debian's packages and TensorFlow for ROCm (2.5 GB to download)")
         log, environment = self.settings.state / "base.log", {**self.environment, "ENGINE": self.program}
         project = self.settings.project
-        code, last = self.change(process.follow, command, log=log, show=lambda _: None, env=environment, cwd=project)
+        with self.changing():
+            code, last = process.follow(command, log=log, show=lambda _: None, env=environment, cwd=project)
         if code:
             found = dict(line.strip().partition(": ")[::2] for line in last)
             raise RocmlabError(
@@ -389,6 +401,12 @@ class ImageLab(Lab):
                 found.get("why", last[-1] if last else f"it printed nothing (exit code {code})"),
                 f"{found.get('fix', 'see the log')}; complete log: {log}",
             )
+
+
+def unreadable(program: str, what: str) -> EngineSilent:
+    """Return the error of an engine that answers, and not with a description; which may have secrets in it."""
+    why = f"`{program} inspect` printed something else"
+    return EngineSilent(f"the engine does not describe the {what}", why, f"{program} version, then retry")
 
 
 def _time_of_build(environment: Mapping[str, str]) -> datetime:

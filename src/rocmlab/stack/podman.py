@@ -202,7 +202,8 @@ class PodmanLab(ContainerLab):
         command += [f"--label=rocmlab.configuration={self._digest()}"]
         command += [f"--label=rocmlab.project={self.settings.project.resolve()}"]
         command += [*self.options(), self.image]
-        return self.change(process.capture, command, env=self._call_environment(), timeout_seconds=900)
+        with self.changing():
+            return process.capture(command, env=self._call_environment(), timeout_seconds=900)
 
     def _make_folders(self) -> None:
         """Make the folders that are mounted where they are missing, as Docker's engine does and Podman never does.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from rocmlab.stack import envfile, gpus, live, tls
 from rocmlab.stack.settings import Settings
@@ -11,7 +10,8 @@ from rocmlab.stack.settings import Settings
 
 def take(settings: Settings) -> Callable[[], None]:
     """Read each file that `projects.write` changes; return what puts them back."""
-    modes = _modes(settings)
+    modes = {settings.env_path: 0o600, settings.state / "written.json": 0o600}
+    modes |= {settings.project / gpus.OVERLAY: 0o644, live.path_of(settings): 0o644, tls.path_of(settings): 0o600}
     before = {path: envfile.read(path) if path.exists() else None for path in modes}
 
     def put_back() -> None:
@@ -22,13 +22,3 @@ def take(settings: Settings) -> Callable[[], None]:
                 envfile.write(path, text, modes[path])
 
     return put_back
-
-
-def texts(settings: Settings) -> tuple[str, ...]:
-    """Return what each file that `projects.write` changes has in it, of a missing one nothing."""
-    return tuple(envfile.read(path) for path in _modes(settings))
-
-
-def _modes(settings: Settings) -> dict[Path, int]:
-    modes = {settings.env_path: 0o600, settings.state / "written.json": 0o600}
-    return modes | {settings.project / gpus.OVERLAY: 0o644, live.path_of(settings): 0o644, tls.path_of(settings): 0o600}
