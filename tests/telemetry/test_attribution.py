@@ -252,10 +252,15 @@ def test_a_lease_alone_counts_where_the_gpu_is_simulated(tmp_path: Path) -> None
 
 
 def test_nothing_is_known_of_a_process_of_another_container(tmp_path: Path) -> None:
-    """No process here has opened the driver; a number of this namespace that is the same is another process."""
-    container = Container(tmp_path, GpuUse(os.getpid(), 0, 3 * GIB))
+    """No process here has opened its driver; a number of this namespace that is the same is another process.
 
-    (found,) = container.attributed()
+    Of the processes of this machine, one that has opened another simulated host's driver, or a real one, is not on it.
+    """
+    container = Container(tmp_path / "host", GpuUse(os.getpid(), 0, 3 * GIB))
+    hosts.make_node(tmp_path / "other/dev/kfd")
+
+    with (tmp_path / "other/dev/kfd").open():
+        (found,) = container.attributed()
 
     assert (found.pid, found.vram_bytes, found.name, found.local_pid) == (os.getpid(), 3 * GIB, None, None)
     assert found.owner == Owner("process")
@@ -279,13 +284,15 @@ INSIDE = """
 import json, subprocess, sys
 from pathlib import Path
 root, work = Path(sys.argv[1], "host"), Path(sys.argv[1])
-opens = "import sys; file = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
-command = [sys.executable, "-c", opens, str(work / "dev/kfd"), "ipykernel_launcher"]
+opens = "import sys; file = open(sys.stdin.readline().strip()); print(flush=True); sys.stdin.read()"
+command = [sys.executable, "-c", opens, "ipykernel_launcher"]
 environment = {"JPY_SESSION_NAME": str(work / "inside.ipynb")}
 kernel = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-kernel.stdout.readline()
 print(kernel.pid, flush=True)
 for line in sys.stdin:
+    kernel.stdin.write(f"{line.strip()}\\n".encode())
+    kernel.stdin.flush()
+    kernel.stdout.readline()
     from rocmlab.devices import discover
     from rocmlab.devices.processes import is_isolated
     from rocmlab.telemetry.attribution import attribute
@@ -301,14 +308,13 @@ def test_a_real_container_is_seen_from_the_host_and_from_inside(
     tmp_path: Path, container: subprocess.Popen[bytes]
 ) -> None:
     """The host's number means nothing inside; there the process is found by what it has opened, as an estimate."""
-    hosts.make_node(tmp_path / "dev/kfd")
     assert container.stdin and container.stdout  # noqa: PT018
     local = int(container.stdout.readline())
     pid = host_pid(container.pid, local)
     root = write_host(tmp_path / "host", gpus=1, processes=[GpuUse(pid)])
 
     (outside,) = attribute(gpus(root), root, [ProcSource(root)])
-    container.stdin.write(b"look\n")
+    container.stdin.write(f"{root}/dev/kfd\n".encode())
     container.stdin.flush()
     isolated, (inside,) = json.loads(container.stdout.readline())
 

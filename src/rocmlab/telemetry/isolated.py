@@ -74,6 +74,8 @@ class Pairs:
     def __init__(self, table: Table, root: Path) -> None:
         """Begin with none; `root` is of the host."""
         self._table = table
+        # What a program of this machine opens to use a simulated GPU: its own driver, or another host's, is another.
+        self._driver = os.path.realpath(root / "dev/kfd") if roots.is_simulated(root) else None
         # Where a lease stands for the use of a GPU that no process can open.
         self._leases = os.path.realpath(lease_folder.path({}, root)) if roots.is_simulated(root) else None
         self._found: dict[int, Pair] = {}
@@ -86,7 +88,7 @@ class Pairs:
         self._found = {pid: pair for pid, pair in self._found.items() if pid in pids and _lives(pair.process)}
         missing = [each for each in unseen if each.pid not in self._found]
         if missing and not self._has_just_searched(frozenset(each.pid for each in missing)):
-            candidates = list(_candidates(self._table, devices, self._leases))
+            candidates = list(_candidates(self._table, devices, self._driver, self._leases))
             taken = {pair.process.pid for pair in self._found.values()}
             free = [each for each in candidates if each.process.pid not in taken]
             self._found |= matched(missing, free)
@@ -156,15 +158,16 @@ def _by_order(unseen: Sequence[Unseen], candidates: Sequence[Candidate]) -> dict
     return found
 
 
-def _candidates(table: Table, devices: Sequence[Device], leases: str | None) -> Iterable[Candidate]:
+def _candidates(table: Table, devices: Sequence[Device], driver: str | None, leases: str | None) -> Iterable[Candidate]:
     """Yield the processes of this namespace that have opened the driver, less those that only inherited that.
 
-    With a folder of leases, those that have a lock of it open too, less servers that keep the lease of their kernel.
+    `driver` is that of a simulated host, the only one that counts for a process of this machine. With a folder of
+    leases, those that have a lock of it open too, less servers that keep the lease of their kernel.
     """
     opened, leasing = dict[int, Process](), dict[int, Process]()
     for process in table.all():
         names = process.files.values()
-        if any(name.endswith("/dev/kfd") for name in names):
+        if driver in names if driver and table.is_real(process) else any(name.endswith("/dev/kfd") for name in names):
             opened[process.pid] = process
         elif leases and any(name.endswith(".lock") and os.path.dirname(name) == leases for name in names):
             leasing[process.pid] = process

@@ -91,9 +91,9 @@ def endpoint():
     server.server_close()
 
 
-def ask(name, endpoint, folder):
+def ask(name, endpoint, folder, **more):
     """Return what a new process prints that wants this model."""
-    own = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    own = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder), "HF_HUB_DISABLE_PROGRESS_BARS": "1", **more}
     env = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"} | own | {"PYTHONPATH": str(SRC)}
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, name], env=env, capture_output=True, text=True, timeout=120, check=False
@@ -116,6 +116,19 @@ def test_without_the_hub_the_small_model_is_named_and_used(tmp_path):
     message, answer = done.stdout.splitlines()
     assert "bert-base-uncased" in message
     assert "minilm" in message
+    assert answer == "minilm the small one"
+
+
+@pytest.mark.parametrize("proxy", ["refuses", "none://nowhere:1", "http://[broken"])
+def test_a_proxy_that_does_not_work_is_named(endpoint, tmp_path, proxy):
+    """Not as a traceback; the small model is used."""
+    given = endpoint if proxy == "refuses" else proxy
+    own = {name: given for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")} | {"NO_PROXY": "", "no_proxy": ""}
+
+    done = ask("tiny/bert", "https://hub.invalid", tmp_path, **own)
+
+    message, answer = done.stdout.splitlines() if not done.returncode else ("", "")
+    assert message.startswith("tiny/bert: the Hugging Face Hub cannot be reached from here"), done.stderr
     assert answer == "minilm the small one"
 
 

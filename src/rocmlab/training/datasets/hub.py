@@ -62,6 +62,10 @@ def download(name: str) -> tuple[Path | None, str]:
                 "make room there, or set HF_HOME to a folder that you may write",
             ) from err
         return None, _reason(err)
+    except Exception as err:  # such as a proxy that refuses, or is no address; httpx, httpx2: by the Hub's version
+        if not (isinstance(err, ValueError) or type(err).__module__.startswith("httpx")):
+            raise
+        return None, f"{_reason(err)} ({str(err).splitlines()[0] if str(err) else type(err).__name__})"
 
 
 def _reason(err: BaseException) -> str:
