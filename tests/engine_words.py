@@ -12,7 +12,7 @@ def container(identity: str = "abc", **given: Any) -> str:
         "Id": identity,
         "Image": "sha256:1",
         "RestartCount": given.get("restarts", 0),
-        "State": {"StartedAt": "1", "Restarting": given.get("is_restarting", False)},
+        "State": {"Restarting": given.get("is_restarting", False)},
         "HostConfig": {"NetworkMode": given.get("network", "bridge")},
         "NetworkSettings": {"Ports": given.get("ports", {})},
         "Config": {

@@ -17,7 +17,7 @@ def test_what_the_lab_needs_of_it_is_read() -> None:
     found = described.container(text)
 
     assert found == described.Described(
-        "1f", "sha256:1", {"x": "y"}, ("A=b",), "inside", "bridge", frozenset({("127.0.0.1", 8899)}), "1", 2, True
+        "1f", "sha256:1", {"x": "y"}, ("A=b",), "inside", "bridge", frozenset({("127.0.0.1", 8899)}), 2, True
     )
 
 

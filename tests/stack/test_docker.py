@@ -374,7 +374,10 @@ class TestCluster:
 
         found = lab(tmp_path, environment, monkeypatch, COMPOSE_PROJECT_NAME="x", **given)
 
-        assert ("--force-recreate" in found._bring_up()[1]) is is_another
+        done = found._bring_up()
+
+        assert done is not None
+        assert ("--force-recreate" in done[1]) is is_another
 
     def test_what_the_node_inside_says_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """From its record in the container, which is in the folder of the lab's user."""

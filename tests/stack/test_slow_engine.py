@@ -132,8 +132,7 @@ class TestRunning:
 
         assert lab.is_current()
         lab._bring_up()
-        lab._started()
-        lab._lives(lab._restarts())
+        lab.describe(ID)
         lab._publishes_port()
         lab._check_owner()
         lab._check_home()
@@ -162,20 +161,35 @@ class TestRunning:
             assert before
             assert lab.holder().kind == sockets.OTHER
 
-    def test_one_that_has_just_begun_to_run_lives(self, lab: DockerLab, docker: Stub) -> None:
-        """The engine starts it again, and said a moment ago that none runs: it is not removed for that."""
-        program = docker.folder / "docker"
-        words = program.read_text()
-        program.write_text(words.replace(f"*) echo {ID};;", f"*--all*) echo {ID};; *) ;;"))
-        restarts = lab._restarts()
-        program.write_text(words)
+    def test_one_that_is_restarted_again_and_again_is_noticed(self, lab: DockerLab, docker: Stub) -> None:
+        """Since it was first asked: one that the engine has restarted long ago lives."""
+        lives = lab._watch()
+        (docker.folder / "inspected").write_text(container(ID, restarts=3))
+        before = lives()
+        (docker.folder / "inspected").write_text(container(ID, restarts=4))
 
-        assert restarts == 0
-        assert lab._lives(restarts)
+        assert before
+        assert not lives()
+
+    def test_one_that_restarts_itself_while_nothing_is_done_runs_on(
+        self, lab: DockerLab, docker: Stub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`make up` looked at it, it crashed and comes up again: it is not removed because it is another start."""
+        (docker.folder / "hash").write_text("lab known")
+        assert lab.is_current()
+        labels = {"com.docker.compose.config-hash": "known"}
+        (docker.folder / "inspected").write_text(container(ID, restarts=1, labels=labels))
+        monkeypatch.setattr("rocmlab.stack.server.wait", lambda *_: False)
+        monkeypatch.setattr("rocmlab.stack.server.is_free", lambda _: True)
+
+        with pytest.raises(RocmlabError, match="the lab runs and does not answer"):
+            lab.start(print)
+
+        assert not [line for line in docker.calls("compose") if " down " in line]
 
     def test_a_restart_since_the_last_look_is_seen(self, lab: DockerLab, docker: Stub) -> None:
         """Whether a program could not run in it because of that decides what is done."""
-        before = lab.is_running() and lab._restarts() == 0
+        before = lab.is_running() and not lab.describe(ID).is_restarting
         (docker.folder / "inspected").write_text(container(ID, is_restarting=True))
 
         assert before

@@ -7,7 +7,7 @@ import re
 import secrets
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -90,8 +90,11 @@ class ContainerLab(ImageLab):
             raise RocmlabError("the lab could not be stopped", output.strip()[-400:], fix)
 
     @abstractmethod
-    def _bring_up(self) -> tuple[int, str]:
-        """Bring the container to the configured state; return the engine's exit code and what it printed."""
+    def _bring_up(self) -> tuple[int, str] | None:
+        """Bring the container to the configured state; return the engine's exit code and what it printed.
+
+        None: it runs in that state, and nothing was done.
+        """
 
     def _check_owner(self) -> None:
         """Make sure that the container of our name is ours, and not that of a clone that was copied with its `.env`."""
@@ -167,24 +170,22 @@ class ContainerLab(ImageLab):
             server.check_free(self.port)
         self._check_home()
         self._make_leases_folder()
-        self.forget()  # from here on, a container that has another start or more restarts is another matter
-        before = self._started()
-        code, output = self._bring_up()
-        if code:
+        before = self.known_container()
+        done = self._bring_up()
+        if done and done[0]:
             self._undo(before)
-            raise self._refusal(output)
-        restarts = self._restarts()
-        if server.wait(self.speaks, self.answers, lambda: self._lives(restarts)):
+            raise self._refusal(done[1])
+        if server.wait(self.speaks, self.answers, self._watch()):
             if self.has_built:  # the container of the image before this one is gone now
                 self._prune()
             with suppress(EngineSilent):
                 if (found := self._running()) and found.image != envfile.read(self.healthy).strip():
                     envfile.write(self.healthy, found.image + "\n")
-                return before != self._started()
+                return found is None or found.id != before
             return True
         container = self.container(running_only=False)
         last = self.engine("logs", "--tail", "15", container)[1].strip() if container else "the container was removed"
-        if self._undo(before):
+        if done and self._undo(before):
             raise RocmlabError(
                 "JupyterLab did not start", f"last log lines:\n{last}", "fix the error above, then `make up`"
             )
@@ -205,37 +206,34 @@ class ContainerLab(ImageLab):
             return
         lease_folder.ensure(folder)
 
-    def _undo(self, before: str) -> bool:
-        """Remove what this call has started, and return True; a container that ran before it, untouched, runs on."""
+    def _undo(self, before: str | None) -> bool:
+        """Remove what this call has started, and return True; the container that ran before it runs on."""
         with suppress(RocmlabError):  # the engine does not answer: the caller knows what is wrong
-            if before and before == self._started() and not self.is_restarting():
+            if before and before == self.known_container() and not self.is_restarting():
                 return False
             self.stop(lambda _: None)
         return True
 
-    def _started(self) -> str:
-        """Return which container runs, and since when; an error if the engine does not answer."""
-        container = self.known_container()
-        return f"{container} {self.describe(container).started_at}" if container else ""
+    def _watch(self) -> Callable[[], bool]:
+        """Return what tells whether the container runs and has not been restarted since it was first asked.
 
-    def _restarts(self) -> int | None:
-        """Return how often the engine has restarted the container, as it does if start.sh fails; None: unknown."""
-        try:
-            container = self.known_container(running_only=False)
-            return self.describe(container).restarts if container else 0
-        except EngineSilent:
-            return None
+        The engine restarts it if start.sh fails. True where the engine does not answer.
+        """
+        first: list[int] = []
 
-    def _lives(self, restarts: int | None) -> bool:
-        """Return whether the container runs and was not restarted; True where the engine does not answer."""
-        try:
-            container = self.known_container()
-            if container is None:
-                self.forget()  # it may not have run yet two seconds ago
+        def lives() -> bool:
+            self.forget()
+            try:
                 container = self.known_container()
-            return container is not None and restarts in (None, self.describe(container).restarts)
-        except EngineSilent:
-            return True
+                if container is None:
+                    return False
+                restarts = self.describe(container).restarts
+            except EngineSilent:
+                return True
+            first.append(restarts)
+            return restarts == first[0]
+
+        return lives
 
     def _publishes_port(self) -> bool:
         with suppress(EngineSilent):

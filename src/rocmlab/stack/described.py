@@ -21,7 +21,6 @@ class Described:
     hostname: str
     network: str  # "host", where it is in the host's own
     published: frozenset[tuple[str, int]]  # addresses and ports of the host
-    started_at: str
     restarts: int  # by the engine itself
     is_restarting: bool  # False of Podman 4 at all times
 
@@ -40,7 +39,6 @@ def container(text: str) -> Described | None:
             hostname=config["Hostname"],
             network=found["HostConfig"]["NetworkMode"],
             published=frozenset((each.get("HostIp", ""), int(each["HostPort"])) for each in bound),
-            started_at=str(state["StartedAt"]),
             restarts=int(found["RestartCount"]),
             is_restarting=bool(state.get("Restarting")),
         )

@@ -77,10 +77,10 @@ class DockerLab(ContainerLab):
         """Return the ids of the running containers of `docker compose run`, which `down` removes as well."""
         return self.query("ps", "--quiet", "--no-trunc", *self._filters(is_one_off=True)).split()
 
-    def _bring_up(self) -> tuple[int, str]:
+    def _bring_up(self) -> tuple[int, str] | None:
         has_another_token = self._has_another_token()
         if not has_another_token and super().is_current():
-            return 0, ""
+            return None
         recreate = ["--force-recreate"] if has_another_token else []
         command = self.compose("--progress", "quiet", "up", "--detach", "--no-build", *recreate, SERVICE)
         with self.changing():

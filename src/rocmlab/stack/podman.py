@@ -184,10 +184,10 @@ class PodmanLab(ContainerLab):
     def _is_current(self, container: str) -> bool:
         return self._label(container, "rocmlab.configuration") == self._digest()
 
-    def _bring_up(self) -> tuple[int, str]:
+    def _bring_up(self) -> tuple[int, str] | None:
         running = self.known_container()
         if running and self._is_current(running):
-            return 0, ""
+            return None
         self._make_folders()
         code, output = self._remove()
         if code:
