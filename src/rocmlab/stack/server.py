@@ -19,6 +19,7 @@ __all__ = ["OTHER", "OURS", "UNKNOWN", "Holder"]
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the loopback needs no proxy
 POLL_SECONDS = 0.05
 RETRY_SECONDS = 0.5  # where something answers and is not our server: verifying costs more than a poll
+CHECK_SECONDS = 2.0  # until it is asked again whether the lab runs: an engine takes 0.2 s, just as a start is ending
 
 
 def ask(
@@ -87,7 +88,7 @@ def wait(
             if answers():
                 return True
             pause = RETRY_SECONDS
-        if time.monotonic() - checked > 1.0:
+        if time.monotonic() - checked > CHECK_SECONDS:
             if not is_alive():
                 return False
             checked = time.monotonic()
