@@ -71,7 +71,7 @@ class Target:
     # -- as its user ---------------------------------------------------------------------------------------------
 
     def as_user(self, path: str, *, method: str = "GET", body: object = None) -> Answer:
-        """Make a request with the right token; the first one of nbconvert imports every exporter, on busy CPUs for long."""
+        """Make a request with the right token; the first one of nbconvert imports every exporter, which takes long."""
         data = json.dumps(body).encode() if body is not None else b""
         headers = {"Authorization": f"token {self.token}", "Content-Type": "application/json"}
         return self.site.send(path, headers, method=method, body=data, timeout_seconds=60.0)
