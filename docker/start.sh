@@ -391,12 +391,7 @@ if [[ $is_first ]]; then
   if [[ ${CLUSTER:-off} != off && ! -s $RAY_AUTH_TOKEN_PATH ]]; then
     fail "the cluster's token cannot be read" "/run/secrets/cluster_token is missing" "make cluster-up, or make cluster-join"
   fi
-  hooks=(/usr/local/bin/before-notebook.d/*)
-  if [[ ${1:-} == start-notebook.sh && ${#hooks[@]} == 0 ]]; then
-    (offer_kernels &) # JupyterLab takes six times as long until it can be asked for them; tini has what this leaves
-  else
-    offer_kernels
-  fi
+  offer_kernels
   run_hooks before-notebook.d
 fi
 keep_secrets

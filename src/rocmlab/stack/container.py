@@ -170,6 +170,7 @@ class ContainerLab(ImageLab):
             server.check_free(self.port)
         self._check_home()
         self._make_leases_folder()
+        self.forget("ps")  # by another command, before this one had the project's lock
         before = self.known_container()
         done = self._bring_up()
         if done and done[0]:
@@ -185,7 +186,7 @@ class ContainerLab(ImageLab):
             return True
         container = self.container(running_only=False)
         last = self.engine("logs", "--tail", "15", container)[1].strip() if container else "the container was removed"
-        if done and self._undo(before):
+        if (done or self.is_restarting()) and self._undo(before):
             raise RocmlabError(
                 "JupyterLab did not start", f"last log lines:\n{last}", "fix the error above, then `make up`"
             )

@@ -57,7 +57,7 @@ class ImageLab(Lab):
     product = ""  # its name, in messages
     root_template = ""  # of its `info`: where it keeps images and volumes
     # Of all labs of this process: by engine, command and what it depends on, until when it counts, and what it printed.
-    _looks: ClassVar[dict[Hashable, tuple[float, str]]] = {}
+    _looks: ClassVar[dict[tuple[str, tuple[str, ...], tuple[str, ...], Hashable], tuple[float, str]]] = {}
 
     def __init__(self, settings: Settings, values: dict[str, str], engine_root: str = "") -> None:
         super().__init__(settings, values)
@@ -146,9 +146,11 @@ class ImageLab(Lab):
             cls.forget()
 
     @classmethod
-    def forget(cls) -> None:
-        """Ask the engine again: something has changed, or an answer of two seconds ago is too old."""
+    def forget(cls, command: str = "") -> None:
+        """Ask the engine again, by one command or by all: something has changed, or two seconds ago is too old."""
+        kept = {question: answer for question, answer in cls._looks.items() if command and question[2][0] != command}
         cls._looks.clear()
+        cls._looks.update(kept)
 
     def is_prepared(self) -> bool:
         """Return whether the image is built from exactly the present files and base."""

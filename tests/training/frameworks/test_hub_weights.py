@@ -121,12 +121,17 @@ def test_without_the_hub_the_small_model_is_named_and_used(tmp_path):
 
 @pytest.mark.parametrize("proxy", ["refuses", "none://nowhere:1", "http://[broken"])
 def test_a_proxy_that_does_not_work_is_named(endpoint, tmp_path, proxy):
-    """Not as a traceback; the small model is used."""
+    """Not as a traceback; the small model is used, unless the model is there from before."""
     given = endpoint if proxy == "refuses" else proxy
     own = {name: given for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")} | {"NO_PROXY": "", "no_proxy": ""}
 
-    done = ask("tiny/bert", "https://hub.invalid", tmp_path, **own)
+    done = ask("tiny/bert", "https://hub.invalid", tmp_path / "empty", **own)
+    kept = (
+        ask("tiny/bert", endpoint, tmp_path / "kept"),
+        ask("tiny/bert", "https://hub.invalid", tmp_path / "kept", **own),
+    )
 
+    assert [each.stdout for each in kept] == ["tiny/bert ['config.json', 'model.safetensors']\n"] * 2, kept[1].stderr
     message, answer = done.stdout.splitlines() if not done.returncode else ("", "")
     assert message.startswith("tiny/bert: the Hugging Face Hub cannot be reached from here"), done.stderr
     assert answer == "minilm the small one"
@@ -138,6 +143,13 @@ def test_a_model_that_the_hub_does_not_have_is_an_error(endpoint, tmp_path):
 
     assert done.returncode == 1
     assert "model='tiny/brt' was not found on the Hugging Face Hub" in done.stderr
+
+
+def test_what_cannot_be_a_name_is_an_error(endpoint, tmp_path):
+    """It is not replaced by another model either."""
+    done = ask("tiny/b--rt", endpoint, tmp_path)
+
+    assert "model='tiny/b--rt' is not a name of a model" in done.stderr
 
 
 def test_an_answer_of_the_hub_is_named(endpoint, tmp_path):

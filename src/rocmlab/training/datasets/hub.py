@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
@@ -44,7 +45,12 @@ def pretrained(model: str, share: Path | None = None, progress: Progress | None 
 def download(name: str) -> tuple[Path | None, str]:
     """Return the folder of a model of the Hub, or None and why that gives nothing; an error if it has no such model."""
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES))), ""
@@ -54,6 +60,9 @@ def download(name: str) -> tuple[Path | None, str]:
             str(err).splitlines()[0],
             "check its name; a model with a licence to accept or a private one needs HF_TOKEN",
         ) from err
+    except HFValidationError as err:
+        why = str(err).splitlines()[0]
+        raise RocmlabError(f"model={name!r} is not a name of a model", why, "check its name") from err
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as err:
         if getattr(err, "errno", None) in LOCAL:
             raise RocmlabError(
@@ -63,8 +72,10 @@ def download(name: str) -> tuple[Path | None, str]:
             ) from err
         return None, _reason(err)
     except Exception as err:  # such as a proxy that refuses, or is no address; httpx, httpx2: by the Hub's version
-        if not (isinstance(err, ValueError) or type(err).__module__.startswith("httpx")):
+        if not (type(err).__module__.startswith("httpx") or (isinstance(err, ValueError) and "proxy" in str(err))):
             raise
+        with suppress(LocalEntryNotFoundError):  # the Hub's client looks there where nothing answers, and not then
+            return Path(snapshot_download(name, allow_patterns=list(FILES), local_files_only=True)), ""
         return None, f"{_reason(err)} ({str(err).splitlines()[0] if str(err) else type(err).__name__})"
 
 
