@@ -15,7 +15,7 @@ from test_engine import docker
 from benchmarks import image_size, start
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node.record import Record
-from rocmlab.stack import gpus, image, settings
+from rocmlab.stack import gpus, image, looks, settings
 from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.image import BaseImageUnreachable
@@ -121,8 +121,8 @@ class TestLooks:
         failed = asked.engine("ps")
         (tmp_path / "down").unlink()
         again = asked.engine("ps")
-        monkeypatch.setattr(image, "LOOK_SECONDS", 0.0)
-        asked.forget()
+        monkeypatch.setattr(looks, "SECONDS", 0.0)
+        looks.forget()
         third, fourth = asked.engine("ps"), asked.engine("ps")
 
         assert failed[0] != 0
@@ -374,10 +374,7 @@ class TestCluster:
 
         found = lab(tmp_path, environment, monkeypatch, COMPOSE_PROJECT_NAME="x", **given)
 
-        done = found._bring_up()
-
-        assert done is not None
-        assert ("--force-recreate" in done[1]) is is_another
+        assert ("--force-recreate" in found._bring_up()[1]) is is_another
 
     def test_what_the_node_inside_says_is_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """From its record in the container, which is in the folder of the lab's user."""

@@ -20,7 +20,7 @@ from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import stopping, up
 from rocmlab.cli.main import command_parser
 from rocmlab.cli.up import say
-from rocmlab.stack import busy, envfile, environments, health, process, source, versions
+from rocmlab.stack import busy, envfile, environments, health, looks, process, source, versions
 from rocmlab.stack import project as projects
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.native import NativeLab
@@ -278,7 +278,7 @@ def _rocmlab(folder: Path, arguments: Sequence[str]) -> int:
     kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     environment = {**kept, "PYTHONPATH": str(folder / "src")}
     # It answers Ctrl-C itself and puts back what it has begun, however long that takes.
-    with ContainerLab.changing():
+    with looks.changing():
         return process.attach([sys.executable, "-m", "rocmlab", *arguments], env=environment, cwd=folder)
 
 

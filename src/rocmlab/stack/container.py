@@ -15,7 +15,7 @@ from rocmlab.base import lease_folder
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, ray_node, record
 from rocmlab.cluster.node.record import Record
-from rocmlab.stack import container_port, described, envfile, process, server
+from rocmlab.stack import container_port, described, envfile, looks, process, server
 from rocmlab.stack.described import Described
 from rocmlab.stack.image import ImageLab, unreadable
 from rocmlab.stack.lab import Say, not_answering
@@ -90,16 +90,13 @@ class ContainerLab(ImageLab):
             raise RocmlabError("the lab could not be stopped", output.strip()[-400:], fix)
 
     @abstractmethod
-    def _bring_up(self) -> tuple[int, str] | None:
-        """Bring the container to the configured state; return the engine's exit code and what it printed.
-
-        None: it runs in that state, and nothing was done.
-        """
+    def _bring_up(self) -> tuple[int, str]:
+        """Bring the container to the configured state; return the engine's exit code and what it printed."""
 
     def _check_owner(self) -> None:
         """Make sure that the container of our name is ours, and not that of a clone that was copied with its `.env`."""
         container = self.known_container(running_only=False)
-        owner = self._label(container, self.owner_label) if container else ""
+        owner = self.describe(container).labels.get(self.owner_label) if container else None
         if owner and Path(owner).resolve() != self.settings.project.resolve() and Path(owner, "compose.yaml").exists():
             name = self.values["COMPOSE_PROJECT_NAME"]
             raise RocmlabError(
@@ -107,9 +104,6 @@ class ContainerLab(ImageLab):
                 "both have the same COMPOSE_PROJECT_NAME in .env, as after a copy of the whole folder",
                 f"make up COMPOSE_PROJECT_NAME={name}-2 PORT={self.port + 1}",
             )
-
-    def _label(self, container: str, name: str) -> str:
-        return self.describe(container).labels.get(name, "")
 
     @abstractmethod
     def _is_current(self, container: str) -> bool:
@@ -149,7 +143,7 @@ class ContainerLab(ImageLab):
 
     def is_restarting(self) -> bool:
         """Return whether the engine is starting the container again, because it exited by itself."""
-        self.forget()  # it may have begun in the last two seconds
+        looks.forget()  # it may have begun in the last two seconds
         with suppress(EngineSilent):
             container = self.known_container(running_only=False)
             return container is not None and self.describe(container).is_restarting
@@ -170,12 +164,12 @@ class ContainerLab(ImageLab):
             server.check_free(self.port)
         self._check_home()
         self._make_leases_folder()
-        self.forget("ps")  # by another command, before this one had the project's lock
+        looks.forget("ps")  # by another command, before this one had the project's lock
         before = self.known_container()
-        done = self._bring_up()
-        if done and done[0]:
+        code, output = self._bring_up()
+        if code:
             self._undo(before)
-            raise self._refusal(done[1])
+            raise self._refusal(output)
         if server.wait(self.speaks, self.answers, self._watch()):
             if self.has_built:  # the container of the image before this one is gone now
                 self._prune()
@@ -186,7 +180,7 @@ class ContainerLab(ImageLab):
             return True
         container = self.container(running_only=False)
         last = self.engine("logs", "--tail", "15", container)[1].strip() if container else "the container was removed"
-        if (done or self.is_restarting()) and self._undo(before):
+        if self._undo(before):
             raise RocmlabError(
                 "JupyterLab did not start", f"last log lines:\n{last}", "fix the error above, then `make up`"
             )
@@ -223,7 +217,7 @@ class ContainerLab(ImageLab):
         first: list[int] = []
 
         def lives() -> bool:
-            self.forget()
+            looks.forget()
             try:
                 container = self.known_container()
                 if container is None:
@@ -248,7 +242,7 @@ class ContainerLab(ImageLab):
 
     def _listening(self) -> Holder:
         def running() -> Described | None:
-            self.forget()  # what is found is kept, and decides who gets the token
+            looks.forget()  # what is found is kept, and decides who gets the token
             return self._running()
 
         return container_port.holder(
@@ -308,7 +302,7 @@ class ContainerLab(ImageLab):
         flags = self.terminal_flags if has_terminal else self.piped_flags
         self._make_leases_folder()
         command, environment = self._once("rocmlab", *arguments, flags=[*flags, *given])
-        with self.changing():
+        with looks.changing():
             return process.attach(command, env=environment, cwd=self.settings.project)
 
     def _run_in(self, container: str, arguments: Sequence[str], given: Sequence[str], *, has_terminal: bool) -> int:

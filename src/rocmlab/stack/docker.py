@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rocmlab.stack import envfile, gpus, process
+from rocmlab.stack import envfile, gpus, looks, process
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.image import SECRETS
@@ -77,13 +77,13 @@ class DockerLab(ContainerLab):
         """Return the ids of the running containers of `docker compose run`, which `down` removes as well."""
         return self.query("ps", "--quiet", "--no-trunc", *self._filters(is_one_off=True)).split()
 
-    def _bring_up(self) -> tuple[int, str] | None:
+    def _bring_up(self) -> tuple[int, str]:
         has_another_token = self._has_another_token()
         if not has_another_token and super().is_current():
-            return None
+            return 0, ""
         recreate = ["--force-recreate"] if has_another_token else []
         command = self.compose("--progress", "quiet", "up", "--detach", "--no-build", *recreate, SERVICE)
-        with self.changing():
+        with looks.changing():
             return process.capture(command, env=self.environment, timeout_seconds=300)
 
     def _has_another_token(self) -> bool:
@@ -98,7 +98,8 @@ class DockerLab(ContainerLab):
         files = [f"/run/secrets/{name.lower()}" for name in names]
         # A container of an earlier version has the token in its environment, and no such file.
         command = ("sh", "-c", 'for file; do cat "$file" 2>/dev/null || echo none; echo; done', "sh", *files)
-        code, found = self.look("exec", "--user", "root", container, *command)  # changed by a new container alone
+        exec_ = [self.program, "exec", "--user", "root", container, *command]
+        code, found = looks.ask(exec_, self.environment)  # it changes with a new container alone
         if code:
             return self.is_restarting()  # again and again, so that nothing runs in it
         return found.splitlines() != [self.values.get(name, "") for name in names]
@@ -106,7 +107,7 @@ class DockerLab(ContainerLab):
     def _remove(self) -> tuple[int, str]:
         grace = "60" if self.settings.is_in_cluster else "10"  # Ray leaves tasks that run half a minute
         command = self.compose("--progress", "quiet", "down", "--remove-orphans", "--timeout", grace)
-        with self.changing():
+        with looks.changing():
             return process.capture(command, env=self.environment, timeout_seconds=120)
 
     def _once(self, *arguments: str, flags: Sequence[str] = ()) -> tuple[list[str], Mapping[str, str]]:
@@ -119,6 +120,6 @@ class DockerLab(ContainerLab):
             return False
         written = (self.settings.env_path, self.settings.project / gpus.OVERLAY)  # by this process, perhaps just now
         facts = (frozenset(self.environment.items()), *(envfile.read(path) for path in written))
-        code, wanted = self.look(*self.compose("config", "--hash", SERVICE)[1:], depends_on=facts)
+        code, wanted = looks.ask(self.compose("config", "--hash", SERVICE), self.environment, depends_on=facts)
         digest = running.labels.get("com.docker.compose.config-hash")
         return code == 0 and running.image == self.image_id(self.image) and wanted.split()[-1:] == [digest]

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from rocmlab import __version__
 from rocmlab.base import extras
 from rocmlab.base.errors import RocmlabError
 from rocmlab.base.formatting import amount
 from rocmlab.packages import system
-from rocmlab.stack import described, envfile, image_kind, image_size, process, released, shipped, source
+from rocmlab.stack import described, envfile, image_kind, image_size, looks, process, released, shipped, source
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.process import EngineSilent
 from rocmlab.stack.progress import BuildProgress, PullProgress
@@ -39,8 +38,6 @@ SECRETS = {"ca_bundle": "CA_BUNDLE", "pip_config": "PIP_CONFIG"}  # by name in t
 HOME = "/home/jovyan"  # in the container: what the lab shows, work/ and share/
 LOOKS = ("ps", "inspect")  # of the engine's commands, and `image inspect`
 INSIDE = ("exec", "logs", "info")  # change neither images nor which containers there are
-LOOK_SECONDS = 2.0
-WHICH_ENGINE = ("PATH", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "CONTAINER_HOST")  # variables of the client
 UNREACHABLE = re.compile(
     r"no such host|timeout|connection refused|network is unreachable|TLS handshake|dial tcp|certificate", re.I
 )
@@ -56,8 +53,6 @@ class ImageLab(Lab):
     program = ""  # the engine's command
     product = ""  # its name, in messages
     root_template = ""  # of its `info`: where it keeps images and volumes
-    # Of all labs of this process: by engine, command and what it depends on, until when it counts, and what it printed.
-    _looks: ClassVar[dict[tuple[str, tuple[str, ...], tuple[str, ...], Hashable], tuple[float, str]]] = {}
 
     def __init__(self, settings: Settings, values: dict[str, str], engine_root: str = "") -> None:
         super().__init__(settings, values)
@@ -112,53 +107,16 @@ class ImageLab(Lab):
         return source.digest(self.settings.project, source.IMAGE_SOURCES, facts)
 
     def engine(self, *arguments: str, timeout_seconds: float = 60) -> tuple[int, str]:
-        """Run a short command of the engine; see `process.capture`. One that only looks is `look`."""
-        if arguments[0] in LOOKS or arguments[:2] == ("image", "inspect"):
-            return self.look(*arguments, timeout_seconds=timeout_seconds)
-        with nullcontext() if arguments[0] in INSIDE else self.changing():
-            command = [self.program, *arguments]
-            return process.capture(command, env=self.environment, timeout_seconds=timeout_seconds)
-
-    def look(self, *arguments: str, timeout_seconds: float = 60, depends_on: Hashable = ()) -> tuple[int, str]:
-        """Run a command of the engine that changes nothing, unless it was run less than `LOOK_SECONDS` ago.
-
-        Each takes about 100 ms, and one `make up` asks for its container a dozen times. What this process changes makes
-        it ask again at once, and so does another value of what the answer `depends_on`.
-        """
-        engine = tuple(self.environment.get(name, "") for name in WHICH_ENGINE)
-        question = (self.program, engine, arguments, depends_on)
-        until, output = self._looks.get(question, (0.0, ""))
-        if time.monotonic() < until:
-            return 0, output
+        """Run a short command of the engine; see `process.capture`. One that only looks goes through `looks.ask`."""
         command = [self.program, *arguments]
-        code, output = process.capture(command, env=self.environment, timeout_seconds=timeout_seconds)
-        if code == 0:
-            self._looks[question] = time.monotonic() + LOOK_SECONDS, output
-        return code, output
-
-    @classmethod
-    @contextmanager
-    def changing(cls) -> Iterator[None]:
-        """Forget what the engine has shown after a block that may make, remove or rename containers or images."""
-        try:
-            yield
-        finally:
-            cls.forget()
-
-    @classmethod
-    def forget(cls, command: str = "") -> None:
-        """Ask the engine again, by one command or by all: something has changed, or two seconds ago is too old."""
-        kept = {question: answer for question, answer in cls._looks.items() if command and question[2][0] != command}
-        cls._looks.clear()
-        cls._looks.update(kept)
+        if arguments[0] in LOOKS or arguments[:2] == ("image", "inspect"):
+            return looks.ask(command, self.environment, timeout_seconds=timeout_seconds)
+        with nullcontext() if arguments[0] in INSIDE else looks.changing():
+            return process.capture(command, env=self.environment, timeout_seconds=timeout_seconds)
 
     def is_prepared(self) -> bool:
         """Return whether the image is built from exactly the present files and base."""
-        return self._inputs_of(self.image) == self.inputs
-
-    def _inputs_of(self, image: str) -> str:
-        """Return what an image was made from, empty if it is missing."""
-        return self.image_label(image, released.INPUTS)
+        return self.image_label(self.image, released.INPUTS) == self.inputs
 
     def image_label(self, image: str, name: str) -> str:
         """Return a label of an image, empty if it or the image is missing."""
@@ -268,7 +226,7 @@ class ImageLab(Lab):
         self.keep_previous(self.image_id(self.image))
         show = self._progress(self._dockerfile())
         command, project = self._build_command(), self.settings.project
-        with self.changing():
+        with looks.changing():
             code, last = process.follow(command, log=log, show=show, env=self.environment, cwd=project)
         if code:
             reason = show.error(last)
@@ -290,11 +248,11 @@ class ImageLab(Lab):
             say(f"pulling {name}" + (f" ({amount(sum(sizes.values()))} to download)" if sizes else ""))
             log, shown = self.settings.state / "pull.log", PullProgress(sizes)
             command = [self.program, "pull", name]
-            with self.changing():
+            with looks.changing():
                 code, last = process.follow(command, log=log, show=shown, env=self.environment)
             if code:
                 raise released.NotUsed(f"{name} could not be pulled: {last[-1] if last else 'no output'}")
-            if self._inputs_of(name) != self.inputs:
+            if self.image_label(name, released.INPUTS) != self.inputs:
                 raise released.NotUsed(f"the label {released.INPUTS} of {name} is not what its signature says")
         except released.NotUsed as err:
             say(f"the image is built here, not pulled: {err}")
@@ -366,7 +324,7 @@ class ImageLab(Lab):
         for line in self._announced(base, sum(sizes.values())):
             say(line)
         shown, log, command = PullProgress(sizes), self.settings.state / "pull.log", [self.program, "pull", base]
-        with self.changing():
+        with looks.changing():
             code, last = process.follow(command, log=log, show=shown, env=self.environment)
         if code == 0:
             return
@@ -394,7 +352,7 @@ class ImageLab(Lab):
         say(f"making {base} of Debian's packages and TensorFlow for ROCm (2.5 GB to download)")
         log, environment = self.settings.state / "base.log", {**self.environment, "ENGINE": self.program}
         project = self.settings.project
-        with self.changing():
+        with looks.changing():
             code, last = process.follow(command, log=log, show=lambda _: None, env=environment, cwd=project)
         if code:
             found = dict(line.strip().partition(": ")[::2] for line in last)

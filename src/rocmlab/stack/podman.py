@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rocmlab.base import host_limits, hosts, lease_folder
 from rocmlab.base.errors import RocmlabError
-from rocmlab.stack import envfile, live, podman_engine, process, tls, tokens
+from rocmlab.stack import envfile, live, looks, podman_engine, process, tls, tokens
 from rocmlab.stack.container import ContainerLab
 from rocmlab.stack.gpus import Passed
 from rocmlab.stack.image import PASSED_INTO_THE_LAB, PROXIES, SECRETS
@@ -182,12 +182,12 @@ class PodmanLab(ContainerLab):
         return ["--filter", f"name=^{re.escape(self.name)}$"]
 
     def _is_current(self, container: str) -> bool:
-        return self._label(container, "rocmlab.configuration") == self._digest()
+        return self.describe(container).labels.get("rocmlab.configuration") == self._digest()
 
-    def _bring_up(self) -> tuple[int, str] | None:
+    def _bring_up(self) -> tuple[int, str]:
         running = self.known_container()
         if running and self._is_current(running):
-            return None
+            return 0, ""
         self._make_folders()
         code, output = self._remove()
         if code:
@@ -202,7 +202,7 @@ class PodmanLab(ContainerLab):
         command += [f"--label=rocmlab.configuration={self._digest()}"]
         command += [f"--label=rocmlab.project={self.settings.project.resolve()}"]
         command += [*self.options(), self.image]
-        with self.changing():
+        with looks.changing():
             return process.capture(command, env=self._call_environment(), timeout_seconds=900)
 
     def _make_folders(self) -> None:
