@@ -22,7 +22,7 @@ AS_ROOT = """
 set -e
 mount -t tmpfs -o mode=755 none /run
 mkdir -m 755 /run/sshd
-mount --bind "$1" /etc/passwd
+mount --bind "$1" /etc
 shift
 exec "$@"
 """
@@ -34,6 +34,15 @@ def program(name: str) -> str:
     if not found:
         pytest.skip(f"no {name}: sudo apt install {PACKAGES[name]}, or set {name.upper()} to its path, as .ci/run does")
     return found
+
+
+def copy_of_etc(folder: Path) -> Path:
+    """Return a copy of /etc below a folder, to be mounted in its place where processes have accounts of their own.
+
+    A file mounted on /etc/passwd alone is gone for them as soon as `useradd` replaces the real one.
+    """
+    subprocess.run(["cp", "-a", "/etc", str(folder)], capture_output=True, check=False)  # a file may go away meanwhile
+    return folder / "etc"
 
 
 @contextmanager
@@ -96,9 +105,9 @@ class Sshd:
         if os.geteuid() == 0:
             passwd = Path("/etc/passwd").read_text()
             users = "" if "\nsshd:" in passwd else "sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin\n"
-            (self.folder / "passwd").write_text(passwd + users)
-            (self.folder / "passwd").chmod(0o644)
-            inside = ["sh", "-c", AS_ROOT, "sh", str(self.folder / "passwd")]
+            etc = copy_of_etc(self.folder)
+            (etc / "passwd").write_text(passwd + users)
+            inside = ["sh", "-c", AS_ROOT, "sh", str(etc)]
             command = ["unshare", "--mount", "--propagation", "private", *inside, *command]
         with running(command, self.port, self.folder / "sshd.log"):
             yield self

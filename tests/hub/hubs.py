@@ -19,6 +19,7 @@ from pathlib import Path
 import requests
 from clones import free_port
 from kernel_hosts import REPOSITORY, register
+from servers import copy_of_etc
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
 
@@ -184,6 +185,7 @@ class Machine:
         """Write accounts, and a Python that sees them in place of the machine's own."""
         homes = self.folder / "homes"
         homes.mkdir()
+        etc = copy_of_etc(self.folder)
         texts = {name: Path(f"/etc/{name}").read_text() for name in ("passwd", "shadow", "group")}
         hashed = subprocess.run(
             ["openssl", "passwd", "-6", PASSWORD], capture_output=True, text=True, check=True
@@ -195,14 +197,10 @@ class Machine:
             texts["passwd"] += f"{user}:x:{number}:{number}::{home}:/bin/sh\n"
             texts["group"] += f"{user}:x:{number}:\n"
             texts["shadow"] += f"{user}:{hashed.strip()}:19000:0:99999:7:::\n"
-        mounts = []
         for name, text in texts.items():
-            path = self.folder / name
-            path.write_text(text)
-            path.chmod(0o600 if name == "shadow" else 0o644)
-            mounts.append(f"mount --bind {path} /etc/{name}")
+            (etc / name).write_text(text)
         program = self.folder / "python-with-accounts"
-        inner = " && ".join([*mounts, f'exec {sys.executable} "$@"'])
+        inner = f'mount --bind {etc} /etc && exec {sys.executable} "$@"'
         program.write_text(f"#!/bin/sh\nexec unshare --mount --propagation private sh -c '{inner}' sh \"$@\"\n")
         program.chmod(0o755)
 

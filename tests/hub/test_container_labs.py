@@ -15,6 +15,7 @@ import pytest
 from spawning import NAME, spawner, start
 from tornado import web
 
+from rocmlab.base.errors import RocmlabError
 from rocmlab.hub.uids import Uids
 
 ID = "0123456789ab" * 4
@@ -191,6 +192,18 @@ def test_a_uid_is_one_that_no_account_of_the_host_can_become(tmp_path: Path) -> 
     assert uids.of("eve") == 70003 + 65536
     assert uids.of("ada") == 70002
     assert Uids(tmp_path / "other.json", has_accounts=False, subordinate=tmp_path / "none").of("ada") == 70000
+
+
+def test_an_account_that_cannot_be_found_now_gets_no_other_uid(tmp_path: Path) -> None:
+    """Its lab could not read the user's files; the directory may be down. What was given before is given again."""
+    uids = Uids(tmp_path / "uids.json", has_accounts=True, subordinate=tmp_path / "none")
+
+    with pytest.raises(RocmlabError, match="no account on this host now") as raised:
+        uids.of("rocmlab-nobody")
+    assert "getent passwd rocmlab-nobody" in raised.value.problem.fix
+    assert not (tmp_path / "uids.json").exists()
+    (tmp_path / "uids.json").write_text('{"rocmlab-nobody": 70007}')
+    assert uids.of("rocmlab-nobody") == 70007
 
 
 def test_a_link_starts_no_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:

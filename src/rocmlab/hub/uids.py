@@ -28,6 +28,14 @@ def first_of_people(definitions: Path = DEFINITIONS) -> int:
     return int(found[1]) if found else LEAST
 
 
+def _has_account(name: str) -> bool:
+    try:
+        pwd.getpwnam(name)
+    except KeyError:
+        return False
+    return True
+
+
 class Uids:
     """The ids of one hub's users, in a file of its own: the hub's database may give a number again."""
 
@@ -64,10 +72,17 @@ class Uids:
         """Return the id of a user, which is made where there is none.
 
         Raises:
-            RocmlabError: the file is damaged, or cannot be written.
+            RocmlabError: the file is damaged, or cannot be written; or the user has logged in as an account that this
+                host does not know now. With another id, a lab could not read what the user has written.
         """
         if (uid := self.known(name)) is not None:
             return uid
+        if self._has_accounts and not _has_account(name):
+            raise RocmlabError(
+                f"{name} has no account on this host now",
+                "labs run with the uid of the account that logs in (HUB_AUTH=pam); a directory may be down",
+                f"getent passwd {name} # if nothing is printed, look at the directory's service (sssd, LDAP)",
+            )
         known = self._read()
         known[name] = self._unused(set(known.values()))
         kept.write(self._path, json.dumps(known, indent=1) + "\n")
