@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,7 @@ import pytest
 from wheel_files import wheel
 
 REPOSITORY = Path(__file__).parents[2]
+LARGE = "text = 'Many letters'\n" * 2000
 LOCK = """\
 # made by scripts/lock
 contourpy==1.3.2 ; python_full_version < '3.11' \\
@@ -69,6 +71,47 @@ def test_constraints_keep_tensorflow_itself(additions: ModuleType) -> None:
 def test_constraints_leave_out_what_pip_cannot_read(additions: ModuleType) -> None:
     """One version that pip cannot read would make it refuse the whole file."""
     assert "odd" not in additions.constraints({"odd": "custom build", "tensorflow": "2.17.0"})
+
+
+def installed(wheels: Path, prefix: Path, name: str, version: str, files: dict[str, str]) -> Path:
+    """Unpack a wheel into an environment, as an installer does; return the folder of its packages."""
+    site = prefix / "lib/python3.12/site-packages"
+    with zipfile.ZipFile(wheel(wheels, name, version, files)) as archive:
+        archive.extractall(site)
+    return site
+
+
+def test_what_two_environments_have_of_one_wheel_is_on_the_disk_once(tmp_path: Path) -> None:
+    """The same large files of the same version, and nothing else; to replace one in either leaves the other's."""
+    torch, tensorflow = tmp_path / "torch", tmp_path / "tensorflow"
+    for prefix in (torch, tensorflow):
+        files = {"same/__init__.py": LARGE, "same/data.txt": LARGE, "same/small.py": "x = 1\n"}
+        site = installed(tmp_path, prefix, "same", "1.0", files)
+        installed(tmp_path, prefix, "other", f"{len(prefix.name)}", {"other.py": f"{LARGE}# {prefix.name}\n"})
+        (site / "same/late.pyc").write_text(LARGE)
+    mine, theirs = (prefix / "lib/python3.12/site-packages" for prefix in (torch, tensorflow))
+    (theirs / "same/data.txt").write_text(LARGE.swapcase())
+    before = {path.relative_to(theirs): path.read_bytes() for path in theirs.rglob("*") if path.is_file()}
+
+    command = [sys.executable, str(REPOSITORY / "docker/build/link.py"), str(torch), str(tensorflow)]
+    subprocess.run(command, check=True, capture_output=True)
+
+    linked = {str(path) for path in before if (mine / path).exists() and (mine / path).samefile(theirs / path)}
+    assert linked == {"same/__init__.py"}
+    assert {path.relative_to(theirs): path.read_bytes() for path in theirs.rglob("*") if path.is_file()} == before
+    (mine / "same/__init__.py").unlink()
+    assert (theirs / "same/__init__.py").read_text() == LARGE
+
+
+def test_an_environment_that_is_not_there_has_nothing_to_link(tmp_path: Path) -> None:
+    """A base brings its TensorFlow elsewhere, and a slim image has none."""
+    site = installed(tmp_path, tmp_path / "torch", "same", "1.0", {"same.py": LARGE})
+
+    command = [sys.executable, str(REPOSITORY / "docker/build/link.py"), f"{tmp_path}/torch", f"{tmp_path}/tensorflow"]
+    subprocess.run(command, check=True, capture_output=True)
+
+    assert (site / "same.py").stat().st_nlink == 1
+    assert not (tmp_path / "tensorflow").exists()
 
 
 @pytest.mark.long

@@ -199,11 +199,11 @@ def test_an_account_that_cannot_be_found_now_gets_no_other_uid(tmp_path: Path) -
     uids = Uids(tmp_path / "uids.json", has_accounts=True, subordinate=tmp_path / "none")
 
     with pytest.raises(RocmlabError, match="no account on this host now") as raised:
-        uids.of("rocmlab-nobody")
-    assert "getent passwd rocmlab-nobody" in raised.value.problem.fix
+        uids.of("rocmlab-nemo")
+    assert "getent passwd rocmlab-nemo" in raised.value.problem.fix
     assert not (tmp_path / "uids.json").exists()
-    (tmp_path / "uids.json").write_text('{"rocmlab-nobody": 70007}')
-    assert uids.of("rocmlab-nobody") == 70007
+    (tmp_path / "uids.json").write_text('{"rocmlab-nemo": 70007}')
+    assert uids.of("rocmlab-nemo") == 70007
 
 
 def test_a_link_starts_no_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rocmlab import __version__, doctor
+from rocmlab import __version__
 from rocmlab.cli import packages, stopping
 from rocmlab.cli.main import command_parser
 from rocmlab.cli.table import device_lines
@@ -27,6 +27,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
     project, renewed = _plan(command)
     announce(project, say)
     if command == "up":
+        from rocmlab import doctor  # which a build does not need, and whose import takes a tenth of a second
+
         doctor.refuse(doctor.blocking(project))
     while True:
         with projects.locked(project, say):
