@@ -111,6 +111,21 @@ def test_build_record_and_labels_agree(image: str, lab: Container, base_image: s
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
+@pytest.mark.parametrize("kernel", ["tensorflow", "torch"])
+def test_rocmlab_itself_is_kept_from_packages_of_users(lab: Container, kernel: str) -> None:
+    """Each kernel finds the image's, and pip may not hide it by a package of that name from an index."""
+    program = (
+        f"from rocmlab.packages import base_packages, protection\nbase = base_packages.read('{PYTHONS[kernel]}')\n"
+    )
+    program += "print(*protection.pins(base.versions), *base.sites)"
+
+    found = lab.exec("/opt/rocmlab/bin/python", "-c", program).split()
+
+    assert any(each.startswith("rocmlab==") for each in found)
+    assert "/opt/rocmlab/lib/site-packages" in found
+    assert "denied" in lab.as_lab_user("sh", "-c", "touch /opt/rocmlab/lib/site-packages/rocmlab/x 2>&1 || true")
+
+
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of wheels: a harmless one, and two that would replace a framework."""
@@ -120,6 +135,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     standins.wheel(folder, "wants-tensorflow", "1.0", {"wanting.py": ""}, ["tensorflow>=9"])
     standins.wheel(folder, "torch", "9.9", {"torch/__init__.py": ""})
     standins.wheel(folder, "wants-torch", "1.0", {"wanting.py": ""}, ["torch>=9"])
+    standins.wheel(folder, "rocmlab", "9.9", {"rocmlab/__init__.py": ""})
     folder.chmod(0o755)
     return folder
 
@@ -148,10 +164,13 @@ def test_pip_in_a_notebook_adds_but_never_replaces_the_framework(
         container.wait_for_server()
 
         added = container.execute(kernel, f"{pip} harmless\nimport harmless; print('answer', harmless.answer)")
-        rejected = [container.execute(kernel, f"{pip} {name}") for name in (f"wants-{kernel}", kernel + "==9.9")]
+        names = (f"wants-{kernel}", f"{kernel}==9.9", "rocmlab==9.9")
+        rejected = [container.execute(kernel, f"{pip} {name}") for name in names]
         still = container.execute(kernel, works)
+        ours = container.execute(kernel, "import rocmlab; print('rocmlab', rocmlab.__version__)")
 
     assert "answer 42" in added
+    assert "rocmlab 0." in ours
     assert all("ERROR: the packages cannot be installed" in each for each in rejected)
     assert "answer 42 version 2." in still
     with Container(image, *mounts) as container:
