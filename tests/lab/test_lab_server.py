@@ -144,8 +144,7 @@ def test_a_kernel_is_known_by_its_notebook_and_follows_a_rename(lab: Lab) -> Non
     session = lab.server.notebook("before.ipynb", "torch")
     kernel = session["kernel"]["id"]
     with lab.server.stream() as events:
-        state = events.first("state", lambda state: state["leases"])
-        assert [lease["notebook"] for lease in state["leases"]] == ["before.ipynb"]
+        events.first("state", lambda state: [lease["notebook"] for lease in state["leases"]] == ["before.ipynb"])
         renamed = {"path": "below/after.ipynb", "name": "after.ipynb", "type": "notebook"}
         lab.server.json(f"api/sessions/{session['id']}", "PATCH", renamed)
         state = events.first("state", lambda state: state["leases"][0]["notebook"] == "below/after.ipynb")
