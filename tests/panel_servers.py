@@ -7,6 +7,7 @@ import ctypes
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -38,7 +39,7 @@ class Server:
         self.base_url = base_url
         install.main(["--prefix", str(host.prefix)])
         self.folder = host.prefix.parent
-        self.log_path = self.folder / "server.log"
+        self.log_path = self.folder / f"server-{self.port}.log"  # two of one host have two
         command = [sys.executable, "-m", "jupyter_server", f"--ServerApp.port={self.port}", "--allow-root"]
         if not has_jupyterlab:
             command.append(ALONE)
@@ -48,6 +49,7 @@ class Server:
                 env={
                     **os.environ,
                     "JUPYTER_TOKEN": TOKEN,
+                    "PYTHONFAULTHANDLER": "1",
                     "JUPYTER_CONFIG_DIR": str(host.prefix / "etc/jupyter"),
                     **environment,
                 },
@@ -130,7 +132,12 @@ class Server:
         """Shut it down, and return how long that took."""
         begin = time.monotonic()
         self.process.terminate()
-        self.process.wait(WAIT_SECONDS)
+        try:
+            self.process.wait(WAIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # it prints where each of its threads is
+            self.process.wait(WAIT_SECONDS)
+            raise AssertionError(f"the server did not end:\n{self.log[-8000:]}") from None
         return time.monotonic() - begin
 
 

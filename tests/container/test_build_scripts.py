@@ -103,6 +103,24 @@ def test_what_two_environments_have_of_one_wheel_is_on_the_disk_once(tmp_path: P
     assert (theirs / "same/__init__.py").read_text() == LARGE
 
 
+@pytest.mark.parametrize(
+    ("kernel", "fails"), [("torch", "imports.py"), ("torch", "verify.py"), ("tensorflow", "imports.py")]
+)
+def test_a_check_of_a_framework_that_fails_at_once_fails_the_build(tmp_path: Path, kernel: str, fails: str) -> None:
+    """Also where it has ended before the script waits for it, and the other check of the step succeeds."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncase "$1" in *{fails}) exit 3 ;; esac\n')
+    python.chmod(0o755)
+    script = (REPOSITORY / "docker/build/compile").read_text()
+    for name in ("torch", "tensorflow"):
+        script = script.replace(f"/opt/{name}/bin/python", str(python))
+
+    # Every line slower than what it has started.
+    done = subprocess.run(["bash", "-c", f"trap 'sleep 0.05' DEBUG\n{script}", "compile", kernel, "cpu"], check=False)
+
+    assert done.returncode == 3
+
+
 def test_an_environment_that_is_not_there_has_nothing_to_link(tmp_path: Path) -> None:
     """A base brings its TensorFlow elsewhere, and a slim image has none."""
     site = installed(tmp_path, tmp_path / "torch", "same", "1.0", {"same.py": LARGE})

@@ -18,6 +18,8 @@ from pathlib import Path
 from anyio.to_thread import run_sync
 from tornado.web import RequestHandler
 
+from rocmlab.lab.recorder.recorder import Recorder
+
 SECONDS = 1.5
 
 
@@ -27,11 +29,17 @@ def save(path):
     Path(path).touch()
 
 
+async def fail(self):
+    raise RuntimeError("a disk that is gone")
+
+
 class Slow(RequestHandler):
     async def get(self, what):
         if what == "save":
             await run_sync(save, "first")
             await run_sync(save, "second")
+        elif what == "break":
+            Recorder.close = fail
         elif what == "thread":
             Path("begun").touch()
             await run_sync(threading.Event().wait)
@@ -90,3 +98,13 @@ def test_a_request_that_is_never_done_does_not_keep_the_server(server: Server, w
     assert (answers, server.process.returncode) == ([0], 0)
     assert "without waiting for threads, as of a request that was not finished: AnyIO worker thread" in server.log
     assert not list(Path(os.environ["JUPYTER_RUNTIME_DIR"]).glob("jpserver-*"))
+
+
+def test_what_cannot_be_closed_does_not_keep_the_server(server: Server) -> None:
+    """jupyter_server would run on without its socket, for ever, and the lab's port could not be used again."""
+    assert server.request("slow/break")[0] == 200
+    thread, answers = begin(server, "save")
+    server.stop()
+    thread.join()
+    assert (answers, server.process.returncode) == ([200], 0)
+    assert "RuntimeError: a disk that is gone" in server.log

@@ -187,6 +187,20 @@ class TestRunning:
 
         assert not [line for line in docker.calls("compose") if " down " in line]
 
+    def test_one_that_comes_up_again_since_the_last_look_has_its_own_port(
+        self, lab: DockerLab, docker: Stub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The engine started it again after a crash, while `make up` looked: the port is no other program's."""
+        (docker.folder / "hash").write_text("lab known")
+        assert lab.is_current()  # and publishes no port, as long as it does not run
+        labels = {"com.docker.compose.config-hash": "known"}
+        (docker.folder / "inspected").write_text(container(ID, ports=published(lab.port), labels=labels))
+        monkeypatch.setattr("rocmlab.stack.server.wait", lambda *_: False)
+        monkeypatch.setattr("rocmlab.stack.server.is_free", lambda _: False)
+
+        with pytest.raises(RocmlabError, match="the lab runs and does not answer"):
+            lab.start(print)
+
     def test_a_restart_since_the_last_look_is_seen(self, lab: DockerLab, docker: Stub) -> None:
         """Whether a program could not run in it because of that decides what is done."""
         before = lab.is_running() and not lab.describe(ID).is_restarting

@@ -160,8 +160,10 @@ class ContainerLab(ImageLab):
         and does not answer runs on, unless `force` stops it. An engine that does not answer changes nothing.
         """
         self._check_owner()
-        if not server.is_free(self.port) and not self._publishes_port():
-            server.check_free(self.port)
+        if not server.is_free(self.port):
+            looks.forget()  # the engine may have started the container again since it was asked
+            if not self._publishes_port():
+                server.check_free(self.port)
         self._check_home()
         self._make_leases_folder()
         looks.forget("ps")  # by another command, before this one had the project's lock

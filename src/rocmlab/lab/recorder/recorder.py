@@ -78,7 +78,7 @@ class Recorder:
 
     async def close(self) -> None:
         """Write what is left."""
-        for tap in self._taps.values():
+        for tap in list(self._taps.values()):  # one of a kernel that ends meanwhile is removed
             await tap.close()
 
 

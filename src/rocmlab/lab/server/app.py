@@ -139,21 +139,10 @@ class PanelApp(ExtensionApp):
     async def stop_extension(self) -> None:
         """End the streams, and let the handlers finish before the server does."""
         ending.leave_threads(self.log)
-        if self._watch is not None:
-            self._watch.stop()
-        if self._gpus_watch is not None:
-            self._gpus_watch.stop()
-        if self._culling is not None:
-            self._culling.stop()
-        if self._holding is not None:
-            self._holding.stop()
-        if self._tls is not None:
-            await self._tls.stop()
-        if self._recorder:
-            await self._recorder.close()
-        if self._panel:
-            await self._panel.close()
-        await ending.finish_requests()
+        stopped = (self._watch, self._gpus_watch, self._culling, self._holding, self._tls)
+        closed = (self._recorder, self._panel)
+        closings = [each.stop for each in stopped if each is not None] + [each.close for each in closed if each]
+        await ending.close_all([*closings, ending.finish_requests], self.log)
 
 
 def has_amdgpu(environment: Mapping[str, str]) -> bool:
