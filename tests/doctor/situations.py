@@ -47,6 +47,10 @@ class QuietLab:
         """Its own server, or another program."""
         return server.Holder(server.OURS if self.running else server.OTHER)
 
+    def holds_port(self) -> bool:
+        """Return whether that is this lab."""
+        return self.holder().kind == server.OURS
+
     def is_prepared(self) -> bool:
         """As the test says."""
         return self.prepared

@@ -129,6 +129,8 @@ class TestRunning:
     def test_a_current_lab_is_described_once(self, lab: DockerLab, docker: Stub) -> None:
         """`make up` asks for its container, its image and its configuration in many places, and the engine is slow."""
         (docker.folder / "hash").write_text("lab known")
+        labels = {"com.docker.compose.config-hash": "known"}
+        (docker.folder / "inspected").write_text(container(ID, ports=published(lab.port), labels=labels))
 
         assert lab.is_current()
         lab._bring_up()
@@ -199,6 +201,20 @@ class TestRunning:
         monkeypatch.setattr("rocmlab.stack.server.is_free", lambda _: False)
 
         with pytest.raises(RocmlabError, match="the lab runs and does not answer"):
+            lab.start(print)
+
+    def test_the_port_of_one_that_is_being_started_again_is_its_own(
+        self, lab: DockerLab, docker: Stub, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The engine opens the port first, and describes it later; `make up` waits for the lab."""
+        (docker.folder / "hash").write_text("lab known")
+        labels = {"com.docker.compose.config-hash": "known"}
+        (docker.folder / "inspected").write_text(container(ID, is_restarting=True, labels=labels))
+        monkeypatch.setattr("rocmlab.stack.server.wait", lambda *_: False)
+        monkeypatch.setattr("rocmlab.stack.server.is_free", lambda _: False)
+
+        assert lab.holds_port()
+        with pytest.raises(RocmlabError, match="did not start"):
             lab.start(print)
 
     def test_a_restart_since_the_last_look_is_seen(self, lab: DockerLab, docker: Stub) -> None:

@@ -160,10 +160,8 @@ class ContainerLab(ImageLab):
         and does not answer runs on, unless `force` stops it. An engine that does not answer changes nothing.
         """
         self._check_owner()
-        if not server.is_free(self.port):
-            looks.forget()  # the engine may have started the container again since it was asked
-            if not self._publishes_port():
-                server.check_free(self.port)
+        if not server.is_free(self.port) and not self._publishes_port():
+            server.check_free(self.port)
         self._check_home()
         self._make_leases_folder()
         looks.forget("ps")  # by another command, before this one had the project's lock
@@ -233,9 +231,20 @@ class ContainerLab(ImageLab):
         return lives
 
     def _publishes_port(self) -> bool:
-        with suppress(EngineSilent):
-            return container_port.find(self._running(), self.port) != container_port.CLOSED
+        for _ in range(2):  # by what is remembered, and anew: the engine may have started the container since
+            with suppress(EngineSilent):
+                if container_port.find(self._running(), self.port) != container_port.CLOSED:
+                    return True
+            if self.is_restarting():
+                return True
         return False
+
+    def holds_port(self) -> bool:
+        """Return whether the container, or the engine that starts it again, listens on PORT.
+
+        The engine opens the port first, and describes it when the container runs.
+        """
+        return super().holds_port() or self.is_restarting()
 
     def _running(self) -> Described | None:
         """Return the container that runs, None where none does; raise EngineSilent if the engine does not answer."""

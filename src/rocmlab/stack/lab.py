@@ -128,6 +128,10 @@ class Lab(ABC):
         """Look who listens on PORT: no one, this lab's server, or another process, which is remembered."""
         return tokens.note(self.settings, self.port, self._listening())
 
+    def holds_port(self) -> bool:
+        """Return whether who listens on PORT is this lab's server, or what makes way for it."""
+        return self.holder().kind == server.OURS
+
     @property
     def url(self) -> str:
         """The address of the lab's server, with a slash at its end."""

@@ -24,7 +24,6 @@ from rocmlab.stack import (
     podman_engine,
     project_folder,
     resolve,
-    server,
     snapshot,
     sockets,
     tls,
@@ -380,7 +379,7 @@ def holds_port(project: Project) -> bool:
     if project.previous.get("PORT") == project.values["PORT"]:
         earlier = _described(project.settings, project.previous)
         labs += [earlier.lab] if earlier and earlier.choice.runtime != project.choice.runtime else []
-    return any(lab.holder().kind == server.OURS for lab in labs)
+    return any(lab.holds_port() for lab in labs)
 
 
 def before(project: Project) -> Project | None:
