@@ -126,6 +126,32 @@ async def until(is_true: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
+def test_what_one_kernel_printed_is_written_where_another_s_cannot_be(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the server's end, when nothing asks again; the error is in the log."""
+
+    async def test() -> None:
+        lab.kernel_manager["other"] = lab.manager
+        other = lab.recorder.tap("other", True)
+        assert other
+        close = other.close
+
+        async def fail() -> None:
+            await close()
+            raise RuntimeError("a disk that is gone")
+
+        other.close = fail  # type: ignore[method-assign]
+        tap = await lab.begin()
+        lab.end("of a")
+        await until(lambda: tap.records.by_cell["a"].state == "done")
+
+    lab.run(test)
+
+    assert lab.printed() == ["text of a", ""]
+    assert "RuntimeError: a disk that is gone" in caplog.text
+
+
 def test_hearing_again_while_the_kernel_says_something_leaves_no_warning(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:

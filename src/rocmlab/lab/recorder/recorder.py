@@ -13,6 +13,8 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
 
+from rocmlab.lab.closing import close_all
+
 if TYPE_CHECKING:
     from rocmlab.lab.recorder.tap import Tap
 
@@ -77,9 +79,8 @@ class Recorder:
         return not files.is_writing.get()
 
     async def close(self) -> None:
-        """Write what is left."""
-        for tap in list(self._taps.values()):  # one of a kernel that ends meanwhile is removed
-            await tap.close()
+        """Write what is left of each kernel, whatever another one's does."""
+        await close_all([tap.close for tap in self._taps.values()], log)
 
 
 class OutputsHandler(APIHandler):

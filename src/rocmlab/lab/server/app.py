@@ -12,6 +12,7 @@ from tornado.ioloop import PeriodicCallback
 from tornado.web import HTTPError
 
 from rocmlab.base import hosts, live
+from rocmlab.lab.closing import close_all
 from rocmlab.lab.recorder.recorder import OutputsHandler, Recorder
 from rocmlab.lab.server import ending, executing, guard, handlers, leased, tls
 from rocmlab.lab.server.idle import CULLING
@@ -140,9 +141,10 @@ class PanelApp(ExtensionApp):
         """End the streams, and let the handlers finish before the server does."""
         ending.leave_threads(self.log)
         stopped = (self._watch, self._gpus_watch, self._culling, self._holding, self._tls)
-        closed = (self._recorder, self._panel)
-        closings = [each.stop for each in stopped if each is not None] + [each.close for each in closed if each]
-        await ending.close_all([*closings, ending.finish_requests], self.log)
+        closings = [each.stop for each in stopped if each is not None]
+        closings += [each.close for each in (self._recorder, self._panel) if each is not None]
+        # After an error here jupyter_server would not end.
+        await close_all([*closings, ending.finish_requests], self.log)
 
 
 def has_amdgpu(environment: Mapping[str, str]) -> bool:

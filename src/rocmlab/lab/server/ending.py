@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
 
 from anyio.to_thread import current_default_thread_limiter
 
@@ -20,17 +19,6 @@ REQUEST_SECONDS = 4.0  # `make down` asks again after 5
 THREAD_SECONDS = 1.0
 LOOK_SECONDS = 0.05
 LOOKS = 2  # between two steps of a request no thread works for it
-
-
-async def close_all(closings: Iterable[Callable[[], Awaitable[None] | None]], log: logging.Logger) -> None:
-    """Close one after the other; an error is logged and ends neither this nor, as jupyter_server has it, the stop."""
-    for closing in closings:
-        try:
-            waiting = closing()
-            if waiting is not None:
-                await waiting
-        except Exception:
-            log.exception("a part of the server could not be closed: the others are, and the server ends")
 
 
 async def finish_requests() -> None:
