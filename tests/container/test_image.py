@@ -15,6 +15,13 @@ UNITS = Path(__file__).parent / "units"
 COMMON = ("ipywidgets", "matplotlib", "pandas", "sklearn", "tensorboard", "tqdm")
 PACKAGES = {"tensorflow": COMMON, "torch": (*COMMON, "accelerate", "datasets", "peft", "transformers")}
 SITE = "import os, numpy; print(os.path.dirname(numpy.__path__[0]))"  # the folder with an interpreter's packages
+# What is kept as the image has it, and where that is.
+KEPT = """
+import sys
+from rocmlab.packages import base_packages, protection
+base = base_packages.read(sys.argv[1])
+print(*protection.pins(base.versions), *base.sites)
+"""
 PYTHONS = {name: f"/opt/{name}/bin/python" for name in ("tensorflow", "torch", "rocmlab")}
 
 
@@ -114,12 +121,7 @@ def test_build_record_and_labels_agree(image: str, lab: Container, base_image: s
 @pytest.mark.parametrize("kernel", ["tensorflow", "torch"])
 def test_rocmlab_itself_is_kept_from_packages_of_users(lab: Container, kernel: str) -> None:
     """Each kernel finds the image's, and pip may not hide it by a package of that name from an index."""
-    program = (
-        f"from rocmlab.packages import base_packages, protection\nbase = base_packages.read('{PYTHONS[kernel]}')\n"
-    )
-    program += "print(*protection.pins(base.versions), *base.sites)"
-
-    found = lab.exec("/opt/rocmlab/bin/python", "-c", program).split()
+    found = lab.exec(PYTHONS["rocmlab"], "-c", KEPT, PYTHONS[kernel]).split()
 
     assert any(each.startswith("rocmlab==") for each in found)
     assert "/opt/rocmlab/lib/site-packages" in found

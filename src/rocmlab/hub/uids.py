@@ -7,7 +7,6 @@ import json
 import pwd
 import re
 from collections.abc import Collection
-from contextlib import suppress
 from pathlib import Path
 
 from rocmlab.base.errors import RocmlabError
@@ -28,12 +27,12 @@ def first_of_people(definitions: Path = DEFINITIONS) -> int:
     return int(found[1]) if found else LEAST
 
 
-def _has_account(name: str) -> bool:
+def _account(name: str) -> int | None:
+    """Return the uid of the account of this name; None where this host knows none now."""
     try:
-        pwd.getpwnam(name)
+        return pwd.getpwnam(name).pw_uid
     except KeyError:
-        return False
-    return True
+        return None
 
 
 class Uids:
@@ -62,10 +61,8 @@ class Uids:
         Raises:
             RocmlabError: the file is damaged.
         """
-        if self._has_accounts:
-            with suppress(KeyError):
-                if uid := pwd.getpwnam(name).pw_uid:
-                    return uid
+        if self._has_accounts and (uid := _account(name)):
+            return uid
         return self._read().get(name)
 
     def of(self, name: str) -> int:
@@ -77,7 +74,7 @@ class Uids:
         """
         if (uid := self.known(name)) is not None:
             return uid
-        if self._has_accounts and not _has_account(name):
+        if self._has_accounts and _account(name) is None:
             raise RocmlabError(
                 f"{name} has no account on this host now",
                 "labs run with the uid of the account that logs in (HUB_AUTH=pam); a directory may be down",

@@ -231,7 +231,7 @@ class ContainerLab(ImageLab):
         return lives
 
     def _publishes_port(self) -> bool:
-        for _ in range(2):  # by what is remembered, and anew: the engine may have started the container since
+        for _ in range(2):  # the second time by a new look: the engine may have started the container meanwhile
             with suppress(EngineSilent):
                 if container_port.find(self._running(), self.port) != container_port.CLOSED:
                     return True

@@ -129,7 +129,7 @@ class Lab(ABC):
         return tokens.note(self.settings, self.port, self._listening())
 
     def holds_port(self) -> bool:
-        """Return whether who listens on PORT is this lab's server, or what makes way for it."""
+        """Return whether this lab's server listens on PORT, or what is starting it."""
         return self.holder().kind == server.OURS
 
     @property
