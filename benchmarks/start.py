@@ -43,12 +43,12 @@ services:
       retries: 30
 """
 COMPOSE_BUILD = ("docker", "compose", "--progress", "quiet", "build")
+OWN_STEPS = "ROCMLAB_BENCH"
 SIZE_UNITS = {"B": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
 FRAMEWORK_STEPS = {  # by the command that each step runs
     "/build/environment /opt/torch": "environments",  # and TensorFlow for the CPU
     "/build/torch": "torch",
     "/build/jax": "jax",
-    "/build/compile": "compiled",
     "/build/cluster": "ray",
 }
 
@@ -165,9 +165,9 @@ def _cold_image(project: Project, copy: Path, _: Path, *, with_uv: bool) -> floa
         raise RocmlabError("cold_image needs Docker", f"the lab is a {type(project.lab).__name__}", "RUNTIME=docker")
     if not with_uv:
         (copy / "requirements/uv.txt").write_text("", encoding="utf-8")
-    name = f"rocmlab-bench-{os.getpid()}-{with_uv:d}"
+    name = f"rocmlab-bench-{time.time_ns()}"
     dockerfile = copy / "docker/Dockerfile"
-    dockerfile.write_text(with_caches_of_its_own(dockerfile.read_text(encoding="utf-8"), name), encoding="utf-8")
+    dockerfile.write_text(as_for_the_first_time(dockerfile.read_text(encoding="utf-8"), name), encoding="utf-8")
     chosen = project.settings.chosen
     paths = {each: str(project.settings.path(chosen[each])) for each in PATHS if chosen.get(each)}
     settings = {**chosen, **paths, "RUNTIME": "docker", "PULL": "off", "COMPOSE_PROJECT_NAME": name}
@@ -180,9 +180,22 @@ def _cold_image(project: Project, copy: Path, _: Path, *, with_uv: bool) -> floa
         _remove_caches(name, project.lab.environment)
 
 
-def with_caches_of_its_own(dockerfile: str, name: str) -> str:
-    """Return a Dockerfile whose caches of packages are its own, so that they are empty at first."""
-    return re.sub(r"(--mount=type=cache),(target=([^,\s]+))", rf"\1,id={name}\3,\2", dockerfile)
+def as_for_the_first_time(dockerfile: str, name: str) -> str:
+    """Return a Dockerfile that shares no cache of packages and no step with another build.
+
+    Raises:
+        RocmlabError: the stage that all others follow is not found.
+    """
+    own_caches = re.sub(r"(--mount=type=cache),(target=([^,\s]+))", rf"\1,id={name}\3,\2", dockerfile)
+    # An argument is part of what identifies a step, and so of all that follow; the id of a cache is not.
+    changed, found = re.subn(r"^(FROM \S+ AS base\n)", rf"\1ARG {OWN_STEPS}={name}\n", own_caches, flags=re.MULTILINE)
+    if found != 1:
+        raise RocmlabError(
+            "the Dockerfile has no stage `base`",
+            "steps of another build could be reused unnoticed",
+            "change as_for_the_first_time in benchmarks/start.py with docker/Dockerfile",
+        )
+    return changed
 
 
 def _remove_caches(name: str, env: dict[str, str]) -> None:

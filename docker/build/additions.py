@@ -70,9 +70,14 @@ def share(lock: str, present: dict[str, str], lender: Path = LENDER, shared: Pat
     """
     wanted = re.findall(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", missing(lock, present), flags=re.MULTILINE)
     locked = {(canonical(name), version) for name, version in wanted}
+    names = dict(locked)
     linked = {}
-    for distribution in importlib.metadata.distributions(path=[str(lender)]):
-        name, version = canonical(distribution.metadata["Name"]), distribution.version
+    for information in lender.glob("*.dist-info"):
+        name = canonical(information.name.split("-")[0])
+        if name not in names:  # as PyTorch, which may not be all there yet
+            continue
+        distribution = importlib.metadata.PathDistribution(information)
+        version = distribution.version
         if (name, version) not in locked or not (tops := _tops(distribution)):
             continue
         shared.mkdir(parents=True, exist_ok=True)

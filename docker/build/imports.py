@@ -1,8 +1,9 @@
 """Import what people import first, so that Python compiles just that: packages are installed without compiling.
 
-Usage: PYTHON imports.py [BACKEND NAME...], run by the interpreter of a kernel's environment; with arguments, those of
-verify.py, it ends with that check. Most files are never imported, and compiling all takes longer than installing them.
-What is imported later is compiled then, for as long as the container exists.
+Usage: PYTHON imports.py BACKEND needs|torch|tensorflow [GFX], run by the interpreter of a kernel's environment. `needs`
+stands for what PyTorch's has before PyTorch. It ends with the check of the framework, see verify.py. Most files are
+never imported, and compiling all takes longer than installing them. What is imported later is compiled then, for as
+long as the container exists.
 
 It does so in two processes, since one uses a single CPU.
 """
@@ -18,18 +19,31 @@ from concurrent.futures import ProcessPoolExecutor
 
 import verify
 
-FRAMEWORKS = (
-    *("torch.utils.data", "torch.nn.functional", "torch.optim", "torch.distributed", "torch.profiler"),
-    *("torch._inductor.compile_fx", "torchvision.datasets", "torchvision.transforms", "torchaudio"),
-    *("tensorflow", "keras", "jax.numpy", "jax.random", "pip._internal.cli.main"),
-)
-# The last need PyTorch, which the other process has compiled by then.
-OTHERS = (
-    *("ipykernel.kernelapp", "ipykernel.pylab.backend_inline", "IPython.core.completer", "ipywidgets", "tqdm.auto"),
-    *("numpy", "pandas", "scipy.stats", "PIL.Image", "matplotlib.pyplot", "sklearn.linear_model", "sklearn.ensemble"),
-    *("sklearn.model_selection", "pyopencl", "datasets", "accelerate", "peft"),
-    *("transformers", "transformers.models.auto.modeling_auto", "transformers.trainer"),
-)
+# By what is compiled, for two processes each; what one imports for the other comes first there.
+NAMES = {
+    # What goes without PyTorch. TensorFlow's environment has most of it as well, in the same files: see link.py.
+    "needs": (
+        (
+            *("matplotlib.pyplot", "pandas", "scipy.stats", "PIL.Image", "h5py", "sklearn.linear_model"),
+            *("sklearn.ensemble", "sklearn.model_selection", "pyopencl"),
+        ),
+        (
+            *("pip._internal.cli.main", "ipywidgets", "IPython.core.completer", "ipykernel.kernelapp", "tqdm.auto"),
+            *("jax.numpy", "jax.random", "tensorboard.notebook", "ipykernel.pylab.backend_inline"),
+        ),
+    ),
+    "torch": (
+        (
+            *("torch.utils.data", "torch.nn.functional", "torch.optim", "torch.distributed", "torch.profiler"),
+            *("torch._inductor.compile_fx", "keras"),
+        ),
+        (
+            *("sympy", "networkx", "datasets", "accelerate", "peft", "transformers.models.auto.modeling_auto"),
+            *("transformers.trainer", "torchvision.datasets", "torchvision.transforms", "torchaudio"),
+        ),
+    ),
+    "tensorflow": (("tensorflow", "keras"), ()),
+}
 
 
 def import_all(names: Iterable[str]) -> None:
@@ -42,19 +56,20 @@ def import_all(names: Iterable[str]) -> None:
                 sys.stderr.write(f"{name} is not compiled, it cannot be imported here: {err!r}\n")
 
 
-def main(*wanted: str) -> None:
-    """Import all, and check what was wanted.
+def main(backend: str, name: str, *details: str) -> None:
+    """Import, and check what was imported.
 
     Raises:
         SystemExit: the environment is not what its backend promises.
     """
-    if not importlib.util.find_spec("tensorflow"):
+    if name == "torch":
         os.environ.setdefault("KERAS_BACKEND", "torch")
+    first, second = NAMES[name]
     with ProcessPoolExecutor(1) as other:
-        others = other.submit(import_all, OTHERS)
-        import_all(FRAMEWORKS)
-        if wanted:
-            verify.check(*wanted)
+        others = other.submit(import_all, second)
+        import_all(first)
+        if name in verify.CHECKS:
+            verify.check(backend, name, *details)
         others.result()
 
 

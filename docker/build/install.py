@@ -24,6 +24,7 @@ from pathlib import Path
 
 UV = Path(os.environ.get("ROCMLAB_UV") or "/opt/uv", "bin/uv")
 BUILDS_PIP = Path("/build/pip")  # in an image's build: with its certificates and configuration
+COMPILED_PIP = UV.parents[1] / "pip"  # of the Python that installed uv, in an image's build
 PIP = [str(BUILDS_PIP), sys.executable] if BUILDS_PIP.exists() else [sys.executable, "-m", "pip"]
 SYSTEM_CERTIFICATES = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Arch
@@ -289,7 +290,9 @@ def effective(arguments: list[str]) -> dict[str, str]:
     Raises:
         ValueError: they cannot be read.
     """
-    listing = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=False)
+    listing = _run_pip("config", "list", path=COMPILED_PIP) if COMPILED_PIP.exists() else None
+    if not listing or listing.returncode:  # it may be too old for this Python
+        listing = _run_pip("config", "list")
     if listing.returncode:
         raise ValueError(listing.stderr)
     try:
@@ -297,6 +300,11 @@ def effective(arguments: list[str]) -> dict[str, str]:
     except SyntaxError as err:
         raise ValueError(str(err)) from err
     return {name: value for name, value in found.items() if ALONE not in arguments or name not in PLACES}
+
+
+def _run_pip(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(path)} if path else None
+    return subprocess.run([*PIP, *arguments], env=env, capture_output=True, text=True, check=False)
 
 
 def with_uv(arguments: list[str]) -> str:

@@ -5,16 +5,29 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks.start import with_caches_of_its_own
+import pytest
+
+from benchmarks.start import as_for_the_first_time
+from rocmlab.base.errors import RocmlabError
 
 
 def test_a_first_build_has_empty_caches(repository: Path) -> None:
-    """Each cache of the Dockerfile gets an id of its own and stays where it is; nothing else changes."""
+    """Each cache of the Dockerfile gets an id of its own and stays where it is; all steps are new."""
     dockerfile = (repository / "docker/Dockerfile").read_text()
     targets = re.findall(r"type=cache,target=([^,\s]+)", dockerfile)
 
-    changed = with_caches_of_its_own(dockerfile, "bench-1")
+    changed = as_for_the_first_time(dockerfile, "bench-1")
 
     assert len(targets) > 5
     assert re.findall(r"type=cache,id=bench-1(\S+?),target=([^,\s]+)", changed) == [(each, each) for each in targets]
-    assert re.sub(r"id=bench-1[^,]+,", "", changed) == dockerfile
+    stages = re.findall(r"^FROM (\S+) AS \w+\n(.*)", changed, flags=re.MULTILINE)
+    follow = {base: line for base, line in stages if base != "scratch"}
+    assert follow.pop("${BASE_IMAGE}") == "ARG ROCMLAB_BENCH=bench-1", "it is before all that is run"
+    assert set(follow) == {"base"}, "and all other stages come from this one"
+    assert re.sub(r"id=bench-1[^,]+,|ARG ROCMLAB_BENCH=.*\n", "", changed) == dockerfile
+
+
+def test_a_dockerfile_whose_steps_cannot_be_told_apart_is_not_measured() -> None:
+    """The time would be that of a build which takes steps from an earlier one."""
+    with pytest.raises(RocmlabError, match="the Dockerfile has no stage `base`"):
+        as_for_the_first_time("FROM debian\nRUN true\n", "bench-1")

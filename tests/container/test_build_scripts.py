@@ -6,6 +6,8 @@ import hashlib
 import importlib.util
 import json
 import os
+import py_compile
+import re
 import subprocess
 import sys
 import zipfile
@@ -103,8 +105,34 @@ def test_what_two_environments_have_of_one_wheel_is_on_the_disk_once(tmp_path: P
     assert (theirs / "same/__init__.py").read_text() == LARGE
 
 
+def test_what_one_environment_has_compiled_the_other_does_not_compile_again(tmp_path: Path) -> None:
+    """Python takes what is compiled for the other name of the file as well, and names the file by its own path."""
+    text = "number = {}\n\ndef where():\n    return where.__code__.co_filename\n"
+    torch, tensorflow = tmp_path / "torch", tmp_path / "tensorflow"
+    mine, theirs = (
+        installed(tmp_path, prefix, "same", "1.0", {"same/small.py": text.format(1), "same/other.py": ""})
+        for prefix in (torch, tensorflow)
+    )
+    # Compiled with another number, so that it shows which was used.
+    (mine / "same/small.py").write_text(text.format(2))
+    py_compile.compile(str(mine / "same/small.py"))
+    made = (mine / "same/small.py").stat()
+    (mine / "same/small.py").write_text(text.format(1))
+    os.utime(mine / "same/small.py", ns=(made.st_atime_ns, made.st_mtime_ns))
+
+    command = [sys.executable, str(REPOSITORY / "docker/build/link.py"), str(torch), str(tensorflow)]
+    subprocess.run(command, check=True, capture_output=True, umask=0o022)
+
+    look = [sys.executable, "-S", "-B", "-c", "from same import small; print(small.number, small.where())"]
+    found = subprocess.check_output(look, env={**os.environ, "PYTHONPATH": str(theirs)}, text=True)
+    assert found.split() == ["2", str(theirs / "same/small.py")]
+    assert (theirs / "same/__pycache__").stat().st_mode & 0o777 == 0o775, "users may have Python add to it"
+    assert not (mine / "same/other.py").samefile(theirs / "same/other.py"), "small, and not compiled"
+
+
 @pytest.mark.parametrize(
-    ("kernel", "fails"), [("torch", "imports.py"), ("torch", "verify.py"), ("tensorflow", "imports.py")]
+    ("kernel", "fails"),
+    [("needs", "imports.py"), ("torch", "imports.py"), ("torch", "verify.py"), ("tensorflow", "imports.py")],
 )
 def test_a_check_of_a_framework_that_fails_at_once_fails_the_build(tmp_path: Path, kernel: str, fails: str) -> None:
     """Also where it has ended before the script waits for it, and the other check of the step succeeds."""
@@ -116,9 +144,27 @@ def test_a_check_of_a_framework_that_fails_at_once_fails_the_build(tmp_path: Pat
         script = script.replace(f"/opt/{name}/bin/python", str(python))
 
     # Every line slower than what it has started.
-    done = subprocess.run(["bash", "-c", f"trap 'sleep 0.05' DEBUG\n{script}", "compile", kernel, "cpu"], check=False)
+    done = subprocess.run(["bash", "-c", f"trap 'sleep 0.05' DEBUG\n{script}", "compile", "cpu", kernel], check=False)
 
     assert done.returncode == 3
+
+
+def test_tensorflow_is_installed_after_what_it_needs() -> None:
+    """Both parts together are the lock, each package with its hashes."""
+    script = (REPOSITORY / "docker/build/tensorflow").read_text()
+    program = re.search(r"awk -v wanted=\"\$1\" '(.+)' /requirements", script)
+    assert program
+    lock = REPOSITORY / "requirements/tensorflow-cpu.txt"
+
+    needs, itself = (
+        subprocess.check_output(["awk", "-v", f"wanted={number}", program[1], lock], text=True) for number in (0, 1)
+    )
+
+    names = re.findall(r"^([a-z0-9-]+)==", itself, flags=re.MULTILINE)
+    assert names == ["tensorflow", "tensorflow-cpu"], "for each platform, one"
+    assert itself.count("--hash=") > 10
+    assert sorted((needs + itself).splitlines()) == sorted(lock.read_text().splitlines())
+    assert needs.splitlines() == [line for line in lock.read_text().splitlines() if line not in itself.splitlines()]
 
 
 def test_an_environment_that_is_not_there_has_nothing_to_link(tmp_path: Path) -> None:
@@ -218,13 +264,13 @@ class version:
 """
 
 
-def imported(folder: Path, backend: str) -> subprocess.CompletedProcess[str]:
-    """Run docker/build/imports.py with a PyTorch for the CPU, a pandas, and a SciPy that cannot be imported."""
-    for name, text in (("torch", TORCH), ("pandas", ""), ("scipy", "raise ImportError('no BLAS')")):
+def imported(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run docker/build/imports.py with a PyTorch for the CPU, pandas, peft, and a SciPy that cannot be imported."""
+    for name, text in (("torch", TORCH), ("pandas", ""), ("peft", ""), ("scipy", "raise ImportError('no BLAS')")):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "__init__.py").write_text(text)
     return subprocess.run(
-        [sys.executable, "-S", REPOSITORY / "docker/build/imports.py", backend, "torch", ""],
+        [sys.executable, "-S", REPOSITORY / "docker/build/imports.py", *arguments],
         env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": ""},
         capture_output=True,
         text=True,
@@ -233,17 +279,39 @@ def imported(folder: Path, backend: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_people_import_first_is_compiled(tmp_path: Path) -> None:
-    """In both processes; what cannot be imported is named and is no error."""
-    done = imported(tmp_path, "cpu")
+    """First what PyTorch needs, then PyTorch and, in another process, what builds on it."""
+    found = []
+    for arguments in (("cpu", "needs"), ("cpu", "torch", "")):
+        done = imported(tmp_path, *arguments)
+        assert done.returncode == 0, done.stderr
+        found.append({path.parts[-3] for path in tmp_path.glob("*/__pycache__/*.pyc")})
+
+    assert found == [{"pandas", "scipy"}, {"pandas", "scipy", "torch", "peft"}]
+
+
+def test_what_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    """It is no error of the build: the framework's own check decides."""
+    done = imported(tmp_path, "cpu", "needs")
 
     assert done.returncode == 0, done.stderr
-    assert [len(list(tmp_path.glob(f"{name}/__pycache__/*.pyc"))) for name in ("torch", "pandas")] == [1, 1]
     assert "scipy.stats is not compiled, it cannot be imported here: ImportError('no BLAS')" in done.stderr
 
 
 def test_a_framework_for_other_hardware_stops_the_build(tmp_path: Path) -> None:
     """The check is made where the framework has been imported."""
-    done = imported(tmp_path, "rocm")
+    done = imported(tmp_path, "rocm", "torch", "")
 
     assert done.returncode == 1
     assert "error: PyTorch 2.13.0 is not built for rocm" in done.stderr
+
+
+def test_versions_are_those_of_pip_freeze() -> None:
+    """What it names holds PyTorch's needs in place while PyTorch is installed."""
+    printed = [
+        subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True).stdout.splitlines()
+        for arguments in ([str(REPOSITORY / "docker/build/freeze.py")], ["-m", "pip", "freeze", "--all"])
+    ]
+    ours, pips = ({line for line in lines if "==" in line} for lines in printed)
+
+    assert len(pips) > 20
+    assert pips <= ours

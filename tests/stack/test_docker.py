@@ -441,16 +441,14 @@ class TestSizes:
             ),
             (
                 {
-                    "/build/compile tensorflow rocm & /build/torch 2.13.0 index gfx1100": "5.2GB",
+                    "/build/compile rocm tensorflow & /build/torch 2.13.0 index gfx1100": "5.2GB",
                     "/build/jax plugin": "90MB",
-                    "/build/compile torch rocm gfx1100 plugin": "50MB",
                     "/build/cluster on": "80MB",
                 },
                 {
                     "layers_environments_mb": 400.0,
                     "layers_torch_mb": 5200.0,
                     "layers_jax_mb": 90.0,
-                    "layers_compiled_mb": 50.0,
                     "layers_ray_mb": 80.0,
                 },
             ),

@@ -348,6 +348,20 @@ class TestInstaller:
         assert not record.exists()
         assert "onfiguration file" in done.stderr
 
+    @pytest.mark.parametrize("is_usable", [True, False])
+    def test_the_pip_beside_uv_reads_the_settings(self, environment: Path, tmp_path: Path, is_usable: bool) -> None:
+        """An image's build has one that is compiled; where it is too old for this Python, its own pip reads them."""
+        record = stand_in(tmp_path / "uv")
+        (tmp_path / "uv/pip/pip").mkdir(parents=True)
+        program = "print(\"global.timeout='9'\")" if is_usable else "import a_module_of_older_pythons"
+        (tmp_path / "uv/pip/pip/__init__.py").touch()
+        (tmp_path / "uv/pip/pip/__main__.py").write_text(program)
+
+        done = run(environment, "torch", uv=tmp_path / "uv", PIP_TIMEOUT="8")
+
+        assert done.returncode == 0, done.stderr
+        assert json.loads(record.read_text())["variables"]["UV_HTTP_TIMEOUT"] == ("9" if is_usable else "8")
+
     @pytest.mark.parametrize("arguments", [["--no-index"], []])
     def test_no_index_is_an_option(self, environment: Path, tmp_path: Path, arguments: list[str]) -> None:
         """Uv has no variable for it; as an argument or as pip's setting, it is given once."""
