@@ -21,7 +21,9 @@ from containers import Container, docker
 pytestmark = pytest.mark.container
 # Of the kernel, as of /opt/torch (standins.UNUSED_BESIDE_TORCH).
 UNUSED_IN_KERNEL = ("contourpy", "fonttools", "kiwisolver", "matplotlib", "numpy", "pillow")
-UNUSED = re.compile(r"/build/environment (/opt/rocmlab|/opt/torch) [^&\n]*(?:&& /opt/rocmlab[^&\n]*)?")
+UNUSED = re.compile(
+    r"/build/environment (/opt/rocmlab|/opt/torch) [^&\n]*(?:&& (?:/opt/rocmlab|/build/compile)[^&\n]*)?"
+)
 DOCKERFILE = """
 FROM {base}
 COPY *.whl /tmp/
