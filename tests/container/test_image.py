@@ -48,6 +48,24 @@ def test_kernels_have_what_people_import(lab: Container, kernel: str) -> None:
     assert "TensorBoard wrote its events" in printed
 
 
+@pytest.mark.parametrize(("kernel", "names"), [("tensorflow", "tensorflow, keras"), ("torch", "torch, transformers")])
+def test_what_people_import_first_was_compiled_with_the_image(lab: Container, kernel: str, names: str) -> None:
+    """Python compiles nothing, and takes no file for outdated: a container would do so again at its first import."""
+    program = f"import numpy, pandas, scipy.stats, matplotlib.pyplot, sklearn.ensemble, ipykernel.kernelapp, {names}"
+
+    printed = lab.as_lab_user("bash", "-c", f"PYTHONDONTWRITEBYTECODE=1 {PYTHONS[kernel]} -v -c '{program}' 2>&1")
+
+    lines = printed.splitlines()
+    assert len([line for line in lines if f" matches /opt/{kernel}/" in line]) > 1000
+    assert [line for line in lines if line.startswith(f"# code object from /opt/{kernel}/")] == []
+
+
+@pytest.mark.parametrize("kernel", ["tensorflow", "torch"])
+def test_users_may_add_to_each_folder_of_a_kernel(lab: Container, kernel: str) -> None:
+    """Packages, and what Python compiles, whatever made the folder."""
+    assert lab.as_lab_user("find", f"/opt/{kernel}", "-type", "d", "-not", "-perm", "-2070") == ""
+
+
 def test_the_lab_shows_widgets(lab: Container) -> None:
     """JupyterLab has the extension that ipywidgets in a kernel need."""
     extensions = lab.as_lab_user("bash", "-c", "jupyter labextension list 2>&1")
