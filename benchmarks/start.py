@@ -46,8 +46,8 @@ COMPOSE_BUILD = ("docker", "compose", "--progress", "quiet", "build")
 OWN_STEPS = "ROCMLAB_BENCH"
 SIZE_UNITS = {"B": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}
 FRAMEWORK_STEPS = {  # by the command that each step runs
-    "/build/environment /opt/torch": "environments",  # and TensorFlow for the CPU
-    "/build/torch": "torch",
+    "/build/environment /opt/torch": "environments",  # and what TensorFlow for the CPU needs
+    "/build/torch": "torch",  # and TensorFlow for the CPU
     "/build/jax": "jax",
     "/build/cluster": "ray",
 }

@@ -1,10 +1,11 @@
-"""Print the version of each distribution of this interpreter, as `pip freeze --all` does, in an eighth of its time.
+"""Print what is installed as pip's constraints, in an eighth of the time of `pip freeze --all`.
 
 Usage: PYTHON freeze.py
 """
 
 import sys
-from importlib.metadata import distributions
+
+import additions
 
 if __name__ == "__main__":
-    sys.stdout.writelines(sorted({f"{each.name}=={each.version}\n" for each in distributions()}))
+    sys.stdout.writelines(f"{name}=={version}\n" for name, version in sorted(additions.installed().items()))

@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import verify
 
-# By what is compiled, for two processes each; what one imports for the other comes first there.
+# Of each what the two processes import. The second begins with what needs nothing that the first one compiles.
 NAMES = {
     # What goes without PyTorch. TensorFlow's environment has most of it as well, in the same files: see link.py.
     "needs": (

@@ -290,9 +290,9 @@ def effective(arguments: list[str]) -> dict[str, str]:
     Raises:
         ValueError: they cannot be read.
     """
-    listing = _run_pip("config", "list", path=COMPILED_PIP) if COMPILED_PIP.exists() else None
-    if not listing or listing.returncode:  # it may be too old for this Python
-        listing = _run_pip("config", "list")
+    listing = _config_list({"PYTHONPATH": str(COMPILED_PIP)} if COMPILED_PIP.exists() else {})
+    if listing.returncode and COMPILED_PIP.exists():  # it may be too old for this Python
+        listing = _config_list({})
     if listing.returncode:
         raise ValueError(listing.stderr)
     try:
@@ -302,9 +302,9 @@ def effective(arguments: list[str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if ALONE not in arguments or name not in PLACES}
 
 
-def _run_pip(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(path)} if path else None
-    return subprocess.run([*PIP, *arguments], env=env, capture_output=True, text=True, check=False)
+def _config_list(environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [*PIP, "config", "list"]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
 
 def with_uv(arguments: list[str]) -> str:

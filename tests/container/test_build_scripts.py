@@ -305,13 +305,16 @@ def test_a_framework_for_other_hardware_stops_the_build(tmp_path: Path) -> None:
     assert "error: PyTorch 2.13.0 is not built for rocm" in done.stderr
 
 
-def test_versions_are_those_of_pip_freeze() -> None:
+def test_versions_are_those_of_pip_freeze(additions: ModuleType) -> None:
     """What it names holds PyTorch's needs in place while PyTorch is installed."""
     printed = [
         subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True).stdout.splitlines()
         for arguments in ([str(REPOSITORY / "docker/build/freeze.py")], ["-m", "pip", "freeze", "--all"])
     ]
-    ours, pips = ({line for line in lines if "==" in line} for lines in printed)
+    ours, pips = (
+        {(additions.canonical(name), version) for name, version in (line.split("==") for line in lines if "==" in line)}
+        for lines in printed
+    )
 
     assert len(pips) > 20
     assert pips <= ours

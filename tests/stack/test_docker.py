@@ -441,7 +441,7 @@ class TestSizes:
             ),
             (
                 {
-                    "/build/compile rocm tensorflow & /build/torch 2.13.0 index gfx1100": "5.2GB",
+                    "/build/tensorflow itself rocm & /build/torch 2.13.0 gfx1100 && /build/compile rocm": "5.2GB",
                     "/build/jax plugin": "90MB",
                     "/build/cluster on": "80MB",
                 },
