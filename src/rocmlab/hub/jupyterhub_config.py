@@ -8,7 +8,9 @@ from rocmlab.hub import administration, commands, handlers, spawners
 from rocmlab.hub.authenticators import configure as configure_authenticator
 from rocmlab.hub.cgroups import Cgroups
 from rocmlab.hub.configuration import Configuration
+from rocmlab.hub.container_spawner import ContainerSpawner, names
 from rocmlab.hub.devices import devices_of
+from rocmlab.hub.native_spawner import NativeSpawner
 from rocmlab.hub.notices import Notices
 from rocmlab.hub.queue import Queue
 from rocmlab.hub.uids import Uids
@@ -45,7 +47,7 @@ queue = Queue(Leases(Path(found.leases)), lambda: devices_of(found))
 spawners.WithGpus.settings_of_hub = found
 spawners.WithGpus.gpu_queue = queue
 spawners.WithGpus.notices = notices
-spawners.ContainerSpawner.uids = Uids.of_hub(state, found.access)
+ContainerSpawner.uids = Uids.of_hub(state, found.access)
 c.Spawner.options_form = spawners.options_form
 c.Spawner.options_from_form = spawners.options_from_form  # DockerSpawner's own takes an image alone
 c.Spawner.default_url = "/lab"
@@ -53,19 +55,19 @@ c.Spawner.start_timeout = found.limits.wait_seconds + 600
 c.Spawner.http_timeout = 120
 c.Spawner.consecutive_failure_limit = 0
 if found.runtime == "native":
-    c.JupyterHub.spawner_class = spawners.NativeSpawner
-    spawners.NativeSpawner.cgroups = Cgroups(found.name)
+    c.JupyterHub.spawner_class = NativeSpawner
+    NativeSpawner.cgroups = Cgroups(found.name)
     c.Spawner.env_keep = ["PATH", "LANG", "LC_ALL", "TZ"]
     c.Spawner.poll_interval = 5  # another user may listen on the port of a lab that has ended, so its route goes soon
 else:
-    c.JupyterHub.spawner_class = spawners.ContainerSpawner
+    c.JupyterHub.spawner_class = ContainerSpawner
     c.DockerSpawner.image = found.image
     c.DockerSpawner.pull_policy = "never"  # it was built here; a registry may have another of this name
     c.DockerSpawner.network_name = found.network
     c.DockerSpawner.use_internal_ip = True
     c.DockerSpawner.remove = True
     c.DockerSpawner.name_template = f"{found.name}-{{username}}"
-    c.DockerSpawner.extra_create_kwargs = spawners.names
+    c.DockerSpawner.extra_create_kwargs = names
     c.DockerSpawner.mem_limit = found.limits.memory_bytes
     c.DockerSpawner.cpu_limit = found.limits.cpus
     c.Spawner.env_keep = []
