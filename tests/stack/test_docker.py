@@ -69,6 +69,16 @@ class TestBuildProgress:
         assert "14 s" in shown[1]
         assert shown[2] == "  RUN pip install"
 
+    def test_each_step_of_the_image_is_one_line_of_a_terminal(self, repository: Path) -> None:
+        """What is printed is the beginning of the step's comment, up to its first colon or semicolon."""
+        dockerfile = (repository / "docker/Dockerfile").read_text()
+        steps = re.findall(r"^RUN .+", re.sub(r"\\\n", " ", dockerfile), flags=re.MULTILINE)
+
+        titles = [BuildProgress(dockerfile).title(step) for step in steps]
+
+        assert len(titles) > 10
+        assert [title for title in titles if len(title) > 110] == []
+
     def test_the_reason_of_a_failure_is_what_the_step_said(self) -> None:
         """Pip's chatter is omitted, the sentence of the failed check is kept."""
         reason = BuildProgress().error(BUILD.splitlines())
