@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from second_user import UID
 
-UID = 61234
 PROGRAM = """
 import os, socket, sys, threading
 address, port, uid, path = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]

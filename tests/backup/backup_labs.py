@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from second_user import UID
 
 from rocmlab.backup import choice, create, restore
 from rocmlab.backup.model import Task
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk, or a second user, needs root")
-SECOND_UID = 61234
 PROJECT = "/the/clone"
 CREATE = (
     "import sys; from rocmlab.backup import create, databases, model\n"
@@ -81,20 +81,12 @@ def tree(folder: Path) -> dict[str, object]:
     return found
 
 
-def open_to_others(folder: Path) -> None:
-    """Have every user reach a test's folder, below the folder that pytest makes for this user."""
-    for each in (folder, *folder.parents):
-        each.chmod(0o755)
-        if each.name.startswith("pytest-of-"):
-            return
-
-
 def as_second_user(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a Python program as a real second user."""
     return subprocess.run(
         ["/usr/bin/env", "python3", "-c", program, *arguments],
-        user=SECOND_UID,
-        group=SECOND_UID,
+        user=UID,
+        group=UID,
         extra_groups=[],
         env={"PYTHONPATH": str(Path(create.__file__).parents[2]), "PATH": "/usr/bin:/bin"},
         capture_output=True,

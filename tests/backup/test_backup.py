@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from backup_labs import CREATE, NEEDS_ROOT, SECOND_UID, Lab, as_second_user, open_to_others, tree
+from backup_labs import CREATE, NEEDS_ROOT, Lab, as_second_user, tree
+from second_user import UID, open_to_others
 
 from rocmlab.backup import create, model, restore, verify, working
 from rocmlab.backup.model import MANIFEST, SUMS
@@ -290,7 +291,7 @@ class TestInterrupted:
             planted.symlink_to(folder)
         folder.chmod(0o777 if how == "open to others" else 0o700)
         if how == "folder":
-            os.chown(folder, SECOND_UID, SECOND_UID)
+            os.chown(folder, UID, UID)
         before = sorted(os.listdir(folder))
 
         backup = lab.back_up()
@@ -491,9 +492,9 @@ class TestRestore:
         backup = lab.back_up()
         lab.lose()
 
-        lab.restore(backup, owner=(SECOND_UID, SECOND_UID))
+        lab.restore(backup, owner=(UID, UID))
 
-        assert {SECOND_UID} == {path.lstat().st_uid for path in (lab.share, *lab.share.rglob("*"))}
+        assert {UID} == {path.lstat().st_uid for path in (lab.share, *lab.share.rglob("*"))}
 
     @NEEDS_ROOT
     def test_another_user_cannot_read_a_backup(self, lab: Lab) -> None:
@@ -503,9 +504,7 @@ class TestRestore:
         lab.backups.chmod(0o755)
         open_to_others(lab.folder)
 
-        done = subprocess.run(
-            ["sh", "-c", f"ls {backup}; cat {backup}/*"], user=SECOND_UID, group=SECOND_UID, capture_output=True
-        )
+        done = subprocess.run(["sh", "-c", f"ls {backup}; cat {backup}/*"], user=UID, group=UID, capture_output=True)
 
         assert done.returncode != 0
         assert done.stdout == b""
@@ -779,7 +778,7 @@ class TestWhatIsOmitted:
         """Two users keep their backups in one folder; neither can look into those of the other."""
         lab.back_up()
         for path in (lab.share, lab.notebooks, lab.backups):
-            os.chown(path, SECOND_UID, SECOND_UID)
+            os.chown(path, UID, UID)
         open_to_others(lab.folder)
 
         done = as_second_user(CREATE, lab.task("create", lab.backups).to_json())
@@ -841,7 +840,7 @@ def test_a_file_that_cannot_be_read_makes_the_exit_code_one(lab: Lab) -> None:
     (lab.share / "roots").chmod(0o600)
     for path in (lab.folder, *lab.folder.rglob("*")):
         if path.name != "roots":
-            os.chown(path, SECOND_UID, SECOND_UID)
+            os.chown(path, UID, UID)
     task = lab.task("create", lab.backups).to_json()
     open_to_others(lab.folder)
 

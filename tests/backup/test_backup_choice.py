@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from backup_labs import NEEDS_ROOT, PROJECT, SECOND_UID, Lab, as_second_user, open_to_others
+from backup_labs import NEEDS_ROOT, PROJECT, Lab, as_second_user
+from second_user import UID, open_to_others
 
 from rocmlab.backup import choice, create
 from rocmlab.backup.model import SUMS
@@ -47,7 +48,7 @@ def no_modes(monkeypatch: pytest.MonkeyPatch) -> None:
 def give_away(folder: Path) -> None:
     """Make everything in a folder another user's."""
     for path in (folder, *folder.iterdir()):
-        os.chown(path, SECOND_UID, SECOND_UID)
+        os.chown(path, UID, UID)
 
 
 def skipped(lab: Lab) -> Iterator[str]:
@@ -61,16 +62,16 @@ def test_a_backup_that_another_user_planted_is_skipped(lab: Lab, mine: Path, pla
     give_away(planted)
 
     assert mine == lab.find()
-    assert [f"skipped {planted}: it belongs to uid {SECOND_UID}"] == list(skipped(lab))
+    assert [f"skipped {planted}: it belongs to uid {UID}"] == list(skipped(lab))
 
 
 @NEEDS_ROOT
 def test_a_file_of_another_user_in_a_backup_is_enough(lab: Lab, mine: Path, planted: Path) -> None:
     """The line names it."""
-    os.chown(planted / "files-0001.tar", SECOND_UID, SECOND_UID)
+    os.chown(planted / "files-0001.tar", UID, UID)
 
     assert mine == lab.find()
-    assert [f"skipped {planted}: files-0001.tar in it belongs to uid {SECOND_UID}"] == list(skipped(lab))
+    assert [f"skipped {planted}: files-0001.tar in it belongs to uid {UID}"] == list(skipped(lab))
 
 
 @pytest.mark.parametrize(("name", "mode"), [(".", 0o770), (".", 0o1777), ("manifest.jsonl", 0o620), (SUMS, 0o602)])
@@ -113,7 +114,7 @@ def test_a_backup_that_is_named_is_taken_and_its_owner_is_said(lab: Lab, mine: P
     give_away(mine)
 
     assert mine == lab.find(mine)
-    assert any("WARNING" in line and f"it belongs to uid {SECOND_UID}" in line for line in lab.said)
+    assert any("WARNING" in line and f"it belongs to uid {UID}" in line for line in lab.said)
 
 
 def test_ones_own_backup_is_taken_without_a_warning(lab: Lab, mine: Path) -> None:
@@ -128,10 +129,10 @@ def test_ones_own_backup_is_taken_without_a_warning(lab: Lab, mine: Path) -> Non
 def test_a_backup_that_lies_openly_in_the_shared_folder_is_not_the_folder_itself(lab: Lab, mine: Path) -> None:
     """Another user adds checksums, manifest and parts to the folder of backups: it was not named as a backup."""
     for path in mine.iterdir():
-        os.chown(shutil.copy(path, lab.backups), SECOND_UID, SECOND_UID)
+        os.chown(shutil.copy(path, lab.backups), UID, UID)
 
     assert mine == lab.find()
-    assert any(f"{SUMS} in it belongs to uid {SECOND_UID}" in line for line in skipped(lab))
+    assert any(f"{SUMS} in it belongs to uid {UID}" in line for line in skipped(lab))
 
 
 @NEEDS_ROOT
@@ -190,16 +191,16 @@ class TestDisksWithoutModes:
     @pytest.mark.usefixtures("no_modes")
     def test_a_disk_that_shows_every_file_as_roots_is_usable(self, mine: Path) -> None:
         """Root is the owner of a mount without a uid; one that is mounted for another user is that user's."""
-        assert choice.doubt(mine, {SECOND_UID}) == ""
+        assert choice.doubt(mine, {UID}) == ""
 
         give_away(mine)
 
-        assert choice.doubt(mine, {os.getuid()}) == f"it belongs to uid {SECOND_UID}"
+        assert choice.doubt(mine, {os.getuid()}) == f"it belongs to uid {UID}"
 
     @NEEDS_ROOT
     def test_on_other_disks_roots_files_are_not_ours(self, mine: Path) -> None:
         """A backup that root made for itself."""
-        assert choice.doubt(mine, {SECOND_UID}).startswith("it belongs to user root")
+        assert choice.doubt(mine, {UID}).startswith("it belongs to user root")
 
     @pytest.mark.usefixtures("no_modes")
     def test_an_interrupted_backup_is_continued(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

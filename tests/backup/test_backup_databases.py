@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from backup_labs import CREATE, NEEDS_ROOT, SECOND_UID, Lab, as_second_user, open_to_others
+from backup_labs import CREATE, NEEDS_ROOT, Lab, as_second_user
+from second_user import UID, open_to_others
 
 from rocmlab.backup import databases, model
 
@@ -152,7 +153,7 @@ def test_a_database_that_cannot_be_read_stops_no_backup(lab: Lab, end: str) -> N
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("CREATE TABLE history (line TEXT)")
         for each in (lab.folder, *lab.folder.rglob("*")):
-            os.chown(each, SECOND_UID, SECOND_UID)
+            os.chown(each, UID, UID)
         os.chown(f"{path}{end}", 0, 0)
         os.chmod(f"{path}{end}", 0o600)
         task = lab.task("create", lab.backups).to_json()

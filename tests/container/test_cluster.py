@@ -23,6 +23,7 @@ import pytest
 from clones import Clone, clone
 from containers import docker, watched_container
 from hosts import Gpu, make_host
+from second_user import open_to_others
 
 from rocmlab.cluster.node import ports
 
@@ -148,7 +149,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = make_host(
         tmp_path_factory.mktemp("simulated"), *(Gpu(number, number << 8, 127 + number) for number in (1, 2))
     )
-    for path in (root, *root.parents[:2], *root.rglob("*")):
+    open_to_others(root)
+    for path in root.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o666)
     return root
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import clients
 import pytest
-from clones import Clone, clone, free_port, printed_url
+from clones import REPOSITORY, Clone, clone, free_port, printed_url
 from containers import docker, watched_container
 from intruders import intruder
 
@@ -51,6 +51,11 @@ with tempfile.TemporaryDirectory() as folder:
     Path(folder, "add.py").write_text(program)
     launch.run(Path(folder, "add.py"), processes=2)
 """
+NOTEBOOKS = [path.stem for path in sorted((REPOSITORY / "notebooks").glob("*.ipynb"))]
+SKIPPED = {
+    "09_opencl_kernels": "PoCL's wheel cannot compile a kernel for this CPU",
+    "16_triton_kernel": "triton is not installed in this kernel",
+}
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +208,20 @@ class TestUp:
         job = json.loads(text)["jobs"][0]
         assert job["status"] == "ok"
         assert job["recorded"]["acceptance"]["ok"]
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("name", NOTEBOOKS)
+    def test_each_notebook_computes_in_the_container(self, lab: Clone, first_up: str, name: str) -> None:
+        """In its quick form, with neither a GPU nor a compiler: it ends well, or says what it lacks."""
+        done = lab.make("run-notebooks", NOTEBOOKS=name, PARAMS="quick=true", succeeds=False)
+
+        assert done.returncode == 0, done.stdout[-3000:]
+        run = done.stdout.rsplit("share/runs/", 1)[1].split()[0]
+        text = docker("exec", container(lab), "cat", f"/home/jovyan/share/runs/{run}/results.json")
+        (job,) = json.loads(text)["jobs"]
+        assert job["recorded"].get("skipped", "").split(";")[0] == SKIPPED.get(name, ""), job["recorded"]
+        assert job["status"] == ("skipped" if name in SKIPPED else "ok")
+        assert name in SKIPPED or job["recorded"]["acceptance"]["ok"]
 
     def test_a_single_run_goes_by_what_its_command_says(self, lab: Clone, first_up: str) -> None:
         """In the running container as well; the lab's own settings stay."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import standins
 from hosts import Gpu, make_host
+from second_user import open_to_others
 
 from rocmlab.devices import visibility
 from rocmlab.devices.rocm import Rocm
@@ -45,8 +46,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         path.rmdir() if path.is_dir() else path.unlink()
     (root / "dev").rmdir()
     (root / "dev").symlink_to("/dev")
-    for folder in (root, *root.parents[:2]):
-        folder.chmod(0o755)
+    open_to_others(root)
     with standins.host_nodes(NODES):
         yield root
 

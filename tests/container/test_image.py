@@ -22,6 +22,13 @@ from rocmlab.packages import base_packages, protection
 base = base_packages.read(sys.argv[1])
 print(*protection.pins(base.versions), *base.sites)
 """
+OPENCL = """
+from rocmlab.training import opencl
+try:
+    opencl.choose("cpu")
+except opencl.CannotLink as err:
+    print(err)
+"""
 PYTHONS = {name: f"/opt/{name}/bin/python" for name in ("tensorflow", "torch", "rocmlab")}
 
 
@@ -60,10 +67,20 @@ def test_what_people_import_first_was_compiled_with_the_image(lab: Container, ke
     assert [line for line in lines if line.startswith(f"# code object from /opt/{kernel}/")] == []
 
 
+def test_opencl_says_what_it_lacks(lab: Container) -> None:
+    """On a base without a linker PoCL's wheel would end the kernel's process."""
+    printed = lab.as_lab_user(PYTHONS["torch"], "-", text=OPENCL)
+
+    assert "the linker `ld` is missing" in printed
+    assert "apt.txt" in printed
+
+
 @pytest.mark.parametrize("kernel", ["tensorflow", "torch"])
 def test_users_may_add_to_each_folder_of_a_kernel(lab: Container, kernel: str) -> None:
-    """Packages, and what Python compiles, whatever made the folder."""
-    assert lab.as_lab_user("find", f"/opt/{kernel}", "-type", "d", "-not", "-perm", "-2070") == ""
+    """Packages, and what Python compiles, whichever step of the build made the folder."""
+    ours = ("-type", "d", "-user", "root")  # the other tests of this lab import, and Python makes folders for that
+
+    assert lab.as_lab_user("find", f"/opt/{kernel}", *ours, "-not", "-perm", "-2070") == ""
 
 
 def test_the_lab_shows_widgets(lab: Container) -> None:

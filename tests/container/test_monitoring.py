@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from clones import Clone, free_port
 from containers import docker
+from second_user import open_to_others
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "telemetry"))
 import prometheus_tools as tools
@@ -134,8 +135,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = write_host(
         tmp_path_factory.mktemp("monitored") / "host", profile="instinct", gpus=2, busy="steady", faults=["ecc:0"]
     )
-    for folder in root.parents[:2]:
-        folder.chmod(0o755)
+    open_to_others(root.parent)
     return root
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from second_user import open_to_others
 from warm_kernels import ask, warm
 
 from rocmlab.kernels import forked, recipes
@@ -228,18 +229,15 @@ def test_another_user_is_refused(server: ForkServer) -> None:
         command = [sys.executable, "-c", OTHER_USER, server.address]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert "Permission denied" in attempt()
     folder = Path(server.address).parent
-    folders = [folder, *list(folder.parents)[:-2]]
-    modes = [each.stat().st_mode for each in folders]
-    for each in folders:
-        each.chmod(0o711)
+    open_to_others(folder.parent)
+    assert "Permission denied" in attempt()
+    folder.chmod(0o711)
     Path(server.address).chmod(0o666)
     try:
         assert "this fork server serves uid 0 and not 65534" in attempt()
     finally:
-        for each, mode in zip(folders, modes, strict=True):
-            each.chmod(mode)
+        folder.chmod(0o700)
         Path(server.address).chmod(0o600)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from intruders import UID
+from second_user import UID, open_to_others
 
 from rocmlab.base import identity
 from rocmlab.base.errors import RocmlabError
@@ -106,8 +106,7 @@ class TestFile:
     def test_a_file_of_another_user_is_not_to_be_removed(self, tmp_path: Path) -> None:
         """It has the settings, so the fix makes it this user's."""
         envfile.write(tmp_path / ".env", "A=1\n")
-        for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-            folder.chmod(0o755)
+        open_to_others(tmp_path)
 
         command = [sys.executable, "-c", READ, tmp_path / ".env"]
         fix = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 from clones import free_port
-from intruders import UID, intruder
+from intruders import intruder
+from second_user import UID
 from test_native import make_lab
 
 from rocmlab.base import identity

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from intruders import UID
+from second_user import UID, open_to_others
 
 from rocmlab.stack import prune
 
@@ -39,8 +39,7 @@ def runs(tmp_path: Path) -> Path:
         os.utime(path, (1735689600, 1735689600))
         if os.getuid() == 0:
             os.chown(path, UID, UID)
-    for path in (tmp_path, *list(tmp_path.parents)[:2]):
-        path.chmod(0o755)
+    open_to_others(tmp_path)
     return folder
 
 

@@ -19,7 +19,8 @@ class ClError(Exception):
 
 def device(kind, name, vendor, **more):
     """Return what a driver says of a device."""
-    return SimpleNamespace(type=kind, name=name, vendor=vendor, **{"extensions": "", "driver_version": "1", **more})
+    usual = {"extensions": "", "driver_version": "1", "platform": SimpleNamespace(version="OpenCL 1.2 Some Driver")}
+    return SimpleNamespace(type=kind, name=name, vendor=vendor, **{**usual, **more})
 
 
 class Program:
@@ -54,7 +55,7 @@ NVIDIA = device(
     pci_slot_id_nv=0,
 )
 POCL = device(CPU, "pthread-AMD EPYC", "AuthenticAMD")
-OLD = device(CPU, "pthread-AMD EPYC", "AuthenticAMD", platform=SimpleNamespace(version="OpenCL 1.2 Some Driver"))
+OLD = device(CPU, "pthread-AMD EPYC", "AuthenticAMD")
 FPGA = device(ACCELERATOR, "board", "Xilinx")
 
 

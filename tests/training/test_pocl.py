@@ -101,7 +101,7 @@ class Program:
             raise ValueError("clBuildProgram failed\n\nerror: unknown target CPU 'generic'\n")
 
 
-def offer(monkeypatch, *devices):
+def offer(monkeypatch, *devices, lacking=""):
     """Make these all that OpenCL has."""
     platform = SimpleNamespace(name="Portable Computing Language", version=VERSION, get_devices=lambda: list(devices))
     fake = SimpleNamespace(
@@ -113,6 +113,7 @@ def offer(monkeypatch, *devices):
     )
     monkeypatch.setitem(sys.modules, "pyopencl", fake)
     monkeypatch.setenv("POCL_CACHE_DIR", "/nonexistent")
+    monkeypatch.setattr(pocl, "missing_linker", lambda: lacking)
 
 
 @linux
@@ -133,3 +134,38 @@ def test_nothing_is_renamed_where_another_platform_compiles(monkeypatch):
 
     assert opencl.choose()[0] is new
     assert old.text.value == b"generic"
+
+
+def test_without_a_linker_the_wheel_is_not_asked_to_compile(monkeypatch):
+    """It would end the process; the error says what is missing and how to get it, in a container and without one."""
+    device = Record(b"znver5")
+    offer(monkeypatch, device, lacking="the linker `ld` is missing")
+    monkeypatch.setattr(sys.modules["pyopencl"], "Program", None)
+
+    with pytest.raises(opencl.CannotLink, match="the linker `ld` is missing") as caught:
+        opencl.choose()
+
+    assert "apt.txt" in caught.value.problem.fix
+    assert "sudo apt-get install gcc" in caught.value.problem.fix
+
+
+@pytest.mark.parametrize(
+    ("programs", "has_library", "lacking"),
+    [
+        ((), True, "the linker `ld` is missing"),
+        (("ld",), False, "GCC's library, libgcc, is missing"),
+        (("ld",), True, ""),
+        (("ld", "gcc"), False, ""),
+    ],
+)
+def test_a_linker_and_gccs_library_are_needed(tmp_path, monkeypatch, programs, has_library, lacking):
+    """Where there is a compiler, its library is somewhere."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in programs:
+        (tmp_path / name).touch(0o755)
+    library = tmp_path / "gcc/x86_64-linux-gnu/12/libgcc.a"
+    if has_library:
+        library.parent.mkdir(parents=True)
+        library.touch()
+
+    assert pocl.missing_linker(tmp_path / "gcc") == lacking

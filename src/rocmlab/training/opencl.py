@@ -22,6 +22,12 @@ INSTALL = (
     "then look at `clinfo -l`, and whether /dev/kfd and /dev/dri can be opened (make doctor)"
 )
 
+GET_LINKER = "`gcc` as a line of apt.txt next to the notebooks, then make up; without Docker: sudo apt-get install gcc"
+
+
+class CannotLink(RocmlabError):
+    """PoCL's wheel is the only platform, and the system lacks what it links kernels with."""
+
 
 def choose(device: str = "auto", platform: str = "") -> tuple[Device, Description]:
     """Return the OpenCL device a notebook requested, and its description.
@@ -35,6 +41,7 @@ def choose(device: str = "auto", platform: str = "") -> tuple[Device, Descriptio
         platform: only devices of platforms whose name contains this, in any case; "" takes all.
 
     Raises:
+        CannotLink: the only ones are of PoCL's wheel, and the system has no linker.
         RocmlabError: OpenCL, a platform of that name or a device of that kind is missing, none of them compiles, or an
             argument is unknown.
     """
@@ -61,8 +68,13 @@ def _first_that_compiles(candidates: list[tuple[Device, Description]]) -> tuple[
     PoCL's wheel is given an older processor's name only where no platform compiles as it is.
 
     Raises:
+        CannotLink: the only ones are of PoCL's wheel, which would end the process for lack of a linker.
         RocmlabError: none does.
     """
+    if lacking := pocl.missing_linker():
+        candidates = [each for each in candidates if not pocl.is_wheel(each[0].platform.version)]
+        if not candidates:
+            raise CannotLink("PoCL's wheel cannot compile a kernel for this CPU", lacking, GET_LINKER)
     reasons = []
     for one, description in candidates:
         error = compile_error(one)

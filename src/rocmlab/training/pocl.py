@@ -1,8 +1,9 @@
-"""PoCL, OpenCL for CPUs: workarounds for two of its builds.
+"""PoCL, OpenCL for CPUs: workarounds for two of its builds, and what one of them needs.
 
 The wheel's LLVM 14 names a processor newer than 2022 "generic", which its clang rejects for every kernel; it gets the
 name of an older one whose instructions it has. A system's PoCL uses the system's LLVM, whose functions are named as in
-TensorFlow's libraries: loaded after TensorFlow it would call these and crash, so its own come first.
+TensorFlow's libraries: loaded after TensorFlow it would call these and crash, so its own come first. The wheel links
+each kernel with the system's `ld` and libgcc, and ends the process where they are missing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import re
+import shutil
 import sys
 import zlib
 from pathlib import Path
@@ -26,6 +28,7 @@ NEEDED = {"avx2", "bmi1", "bmi2", "fma", "f16c", "movbe", "abm"}  # what it has,
 OLDER = "x86-64"  # every 64-bit processor of the kind
 CPUINFO = Path("/proc/cpuinfo")
 VENDORS = Path("/etc/OpenCL/vendors")
+GCC_LIBRARIES = Path("/usr/lib/gcc")
 SHARES_LLVM = ("libpocl.", "libRusticlOpenCL.", "libMesaOpenCL.")
 
 
@@ -43,13 +46,27 @@ def _flags(cpuinfo: Path) -> list[str]:
     return found[1].split() if found else []
 
 
+def is_wheel(version: str) -> bool:
+    """Return whether a platform of this version is PoCL's wheel."""
+    return KNOWN in version.split(",")[0]
+
+
+def missing_linker(libraries: Path = GCC_LIBRARIES) -> str:
+    """Return what the wheel lacks to link a kernel; empty where it can, or may find it where this does not look."""
+    if not shutil.which("ld"):
+        return "the linker `ld` is missing"
+    if not (shutil.which("gcc") or shutil.which("cc") or any(libraries.glob("*/*/libgcc.a"))):
+        return "GCC's library, libgcc, is missing"
+    return ""
+
+
 def rename(device: Any, version: str, name: str) -> str | None:  # noqa: ANN401  pyopencl.Device
     """Give a device of PoCL's wheel another processor's name to compile for; return the one it had.
 
     The process's memory is read and written through /proc/self/mem, where a wrong address is an error and not a crash.
     None: nothing was changed, because the platform has another version than the wheel's, or the name is too long.
     """
-    if KNOWN not in version.split(",")[0] or len(name) > MAX_NAME_LENGTH:
+    if not is_wheel(version) or len(name) > MAX_NAME_LENGTH:
         return None
     try:
         with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
