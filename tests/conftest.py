@@ -26,6 +26,7 @@ import oracle_tools
 from clones import UNCOMPILED, Clone, clone, without_docker
 from leftovers import (  # noqa: F401  a fixture and hooks
     _leaves_nothing_behind,
+    pytest_configure,
     pytest_fixture_setup,
     pytest_runtest_makereport,
     pytest_sessionfinish,

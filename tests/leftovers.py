@@ -2,12 +2,16 @@
 
 Compared is before a test's first own fixture and after its last one. What fixtures of a wider scope open in between is
 theirs. A test that fails has failed: the frames of its traceback keep open what they refer to.
+
+Processes that are no longer children, such as those of a program that was killed, are looked for when all tests are
+done: these are ended, and the run fails.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -21,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+MARK = "TESTS_OF_RUN"  # an environment variable
 GRACE_SECONDS = 5.0  # what has been told to end takes a moment
 LIBRARIES = tuple(os.path.join(os.path.realpath(path), "lib", "") for path in (sys.prefix, sys.base_prefix))
 ELSEWHERE = ("container", "podman", "browser", "native", "oracle", "cluster", "frameworks")
@@ -72,10 +77,41 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    """Mark what this run starts, also through pytest-xdist's processes, by its environment."""
+    if not hasattr(config, "workerinput"):
+        os.environ[MARK] = secrets.token_hex(8)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     """Remove the sockets of kernels whose clients were killed, as tests do, so that no one else removed them."""
-    if not hasattr(session.config, "workerinput"):
-        remove_sockets(Path(tempfile.gettempdir()))
+    yield  # pytest-xdist ends its processes here
+    if hasattr(session.config, "workerinput"):
+        return
+    remove_sockets(Path(tempfile.gettempdir()))
+    is_divided = session.config.getoption("dist", "no") != "no"  # as hermetic tests are; then no item is here
+    if is_divided or not any(item.get_closest_marker(name) for item in session.items for name in ELSEWHERE):
+        end = time.monotonic() + GRACE_SECONDS
+        while (left := orphans()) and time.monotonic() < end:
+            time.sleep(0.1)
+        for pid, words in left.items():
+            sys.stdout.write(f"\na test left behind process {pid}: {words}\n")
+            os.kill(pid, signal.SIGKILL)
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def orphans() -> dict[int, str]:
+    """Return what runs with this run's mark: by number, the test that started it, and its command line."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        variables = dict(line.partition("=")[::2] for line in _read(f"{name}/environ").split("\0"))
+        if variables.get(MARK) == os.environ[MARK]:
+            words = _read(f"{name}/cmdline").replace("\0", " ").strip()
+            found[int(name)] = f"{variables.get('PYTEST_CURRENT_TEST', '?')}: {words}"
+    return found
 
 
 def remove_sockets(parent: Path) -> None:

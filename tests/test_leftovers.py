@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from pathlib import Path
 
 import leftovers
 import pytest
+from demos import until
 
 pytestmark = pytest.mark.slow
 pytest_plugins = "pytester"
@@ -22,13 +24,14 @@ def errors(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(leftovers.__file__).parent), prepend=os.pathsep)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeconftest(
-        "import leftovers\nfrom leftovers import _leaves_nothing_behind, pytest_fixture_setup,"
-        " pytest_runtest_makereport\nleftovers.GRACE_SECONDS = 0.2\n"
+        "import leftovers\nfrom leftovers import _leaves_nothing_behind, pytest_configure, pytest_fixture_setup,"
+        " pytest_runtest_makereport, pytest_sessionfinish\nleftovers.GRACE_SECONDS = 0.2\n"
     )
 
     def run(text: str, **outcomes: int) -> str:
         result = pytester.runpytest_subprocess("-p", "no:cacheprovider", pytester.makepyfile(HEADER + text))
         result.assert_outcomes(**outcomes)
+        run.code = result.ret
         return result.stdout.str()
 
     return run
@@ -110,6 +113,22 @@ def test_what_only_a_cycle_refers_to_is_not_left_behind(errors) -> None:
 def test_a_test_that_fails_has_one_failure(errors) -> None:
     """Its traceback keeps open what it opened: that is no second finding."""
     errors("def test_one():\n    file = open(os.devnull)\n    assert file is None\n", failed=1)
+
+
+def test_what_a_killed_program_has_started_fails_the_run(errors) -> None:
+    """It is no child of the tests any more; it is ended, so that the next run begins without it."""
+    program = "import subprocess, sys; print(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
+
+    found = errors(
+        f"def test_one():\n    words = [sys.executable, '-c', {program!r}]\n"
+        "    print('it has', subprocess.check_output(words, text=True))\n    assert sys.exc_info()[0] is None\n",
+        passed=1,
+    )
+
+    left = re.search(r"a test left behind process (\d+): test_what\S+::test_one \(call\): sleep 60", found)
+    assert left, found
+    assert errors.code == pytest.ExitCode.TESTS_FAILED
+    until(lambda: not Path("/proc", left[1]).exists())
 
 
 def test_sockets_of_kernels_that_ended_are_removed(tmp_path: Path) -> None:

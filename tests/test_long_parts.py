@@ -11,6 +11,8 @@ from pathlib import Path
 import long_parts
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TESTS = """
 import pytest
 

@@ -300,6 +300,7 @@ class TestInterrupted:
         assert backup.name < planted.name
         assert "share/secret" in model.read(backup).entries
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_an_interrupted_backup_keeps_what_it_has_and_says_how_to_continue(self, lab: Lab, number: int) -> None:
         """Ctrl-C, or the end of the container: the part under way is ended properly, and nothing is repeated."""
@@ -438,6 +439,7 @@ class TestRestore:
         assert os.listdir(outside) == []
         assert (lab.share / "data/x").read_text() == "x"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
     def test_a_restore_that_was_ended_is_repeated_by_a_process_of_the_same_number(self, lab: Lab, number: int) -> None:
         """In each container it has the same one; a signal removes the draft, and the next restore that of a crash."""

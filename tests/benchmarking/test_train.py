@@ -73,6 +73,7 @@ def test_the_cpu_is_measured_with_all_gpus_hidden(kernels: Path, monkeypatch: py
     assert seen["HIP_VISIBLE_DEVICES"] == "0"
 
 
+@pytest.mark.slow
 def test_quick_shortens_the_digits_alone(kernels: Path) -> None:
     """6,400 images of the U-Net would be more than a long run of it has; a number that was given counts."""
     rows = ["mnist_cnn_jax", "unet_jax"]

@@ -66,6 +66,7 @@ def test_commands_are_grouped_as_in_make(repository: Path) -> None:
     assert all(f"\n{command}: {alias}\n" in makefile for alias, command in ALIASES.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alias", "command"), ALIASES.items())
 def test_an_alias_is_the_command(repository: Path, alias: str, command: str) -> None:
     """The help is that of the command."""
@@ -142,6 +143,7 @@ def test_verbs_that_look_need_a_project(repository: Path, tmp_path: Path) -> Non
     assert "fix: make up" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_a_terminal_cannot_show_is_escaped(repository: Path, tmp_path: Path) -> None:
     """A name of a file, or our own "…", ends no command where the locale is not UTF-8."""
     done = rocmlab(repository, "run", "größe…ю.ipynb", "--no-such", cwd=tmp_path, PYTHONIOENCODING="latin-1:strict")

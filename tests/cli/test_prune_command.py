@@ -159,6 +159,7 @@ def test_a_run_that_is_resumed_meanwhile_stays(project: Path) -> None:
     assert not old.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_status_warns_of_a_full_disk(project: Path) -> None:
     """For a user and in JSON; with the limit 0 it is silent."""

@@ -86,7 +86,7 @@ class TestCommands:
             "import signal, sys, time\n"
             f"signal.signal({int(number)}, lambda *_: sys.exit(9))\n"
             "print('ready', flush=True)\n"
-            "time.sleep(600)"
+            "while True: time.sleep(0.1)"  # a signal just before a sleep is handled only after it
         )
         with subprocess.Popen(
             arguments("--output", "a.jsonl", "--", sys.executable, "-c", program),

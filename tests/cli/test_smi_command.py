@@ -125,6 +125,7 @@ class TestForms:
         assert rows[0]["throttle_reasons"] in ("none", "PPT0")
         assert float(rows[0]["time_seconds"]) > 1e9
 
+    @pytest.mark.slow
     def test_a_host_without_gpus_is_one_sentence(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -193,6 +193,7 @@ def test_a_terminated_watch_gives_the_terminal_back(start: Callable[..., Termina
     assert terminal.is_restored()
 
 
+@pytest.mark.slow
 def test_it_can_be_stopped_and_continued(start: Callable[..., Terminal]) -> None:
     """Ctrl-Z gives the terminal back as well; `fg` draws again."""
     terminal = start("--watch", "0.2")

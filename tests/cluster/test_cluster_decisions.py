@@ -237,6 +237,7 @@ def test_where_ray_has_other_ports_it_starts_in_its_own_way() -> None:
     assert done.stdout.startswith("<object object")
 
 
+@pytest.mark.slow
 def test_a_raylet_that_has_died_is_not_waited_for() -> None:
     """One that lives is asked for until it is known; the error names the log that says why."""
     asked: list[str] = []

@@ -130,6 +130,7 @@ def test_what_one_environment_has_compiled_the_other_does_not_compile_again(tmp_
     assert not (mine / "same/other.py").samefile(theirs / "same/other.py"), "small, and not compiled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "fails"),
     [("needs", "imports.py"), ("torch", "imports.py"), ("torch", "verify.py"), ("tensorflow", "imports.py")],

@@ -108,6 +108,7 @@ class TestEquality:
             if fresh := opened(tmp_path):
                 assert_equal(fresh, tmp_path)
 
+    @pytest.mark.slow
     @pytest.mark.long
     @pytest.mark.parametrize("word", ["EIO", "EBUSY", "EPERM"])
     def test_every_file_that_fails(self, tmp_path: Path, word: str) -> None:

@@ -157,6 +157,7 @@ def test_the_last_lines_of_a_container_that_ends_are_shown(
     assert not engine.created[0]["HostConfig"].get("AutoRemove")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "user", ["a-b", "a.b", "äda", "a" * 200, "maximilian.mustermann-schmidt@informatik.example.org"]
 )

@@ -61,6 +61,7 @@ def programs(environment: HubEnvironment) -> list[Path]:
     return [environment.interpreter, *map(Path, environment.proxy_command())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["JupyterHub", "proxy"])
 def test_what_a_hub_runs_from_stays_where_the_next_cannot_be_installed(host: Host, what: str) -> None:
     """The error is reported, nothing half made is left, and the older version needs no new installation."""

@@ -20,6 +20,9 @@ from rocmlab.stack import project as projects
 from rocmlab.stack import settings
 
 # A stand-in for JupyterHub: it answers where the proxy would.
+
+pytestmark = pytest.mark.slow
+
 SERVER = """
 import http.server, json, os
 from urllib.parse import urlsplit

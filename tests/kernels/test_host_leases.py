@@ -191,6 +191,7 @@ def test_no_text_of_another_user_looks_like_a_third_user(host: Host) -> None:
     assert len(seen) < 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [fcntl.LOCK_EX, fcntl.LOCK_SH])
 def test_a_lock_that_its_owner_removed_gives_no_one_a_leased_gpu(host: Host, kind: int) -> None:
     """Alice leased first, so the lock is hers and she may remove it: Bob's locked note keeps the GPU until he ends."""
@@ -274,6 +275,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize(("notes", "links"), [(1, 20_000), (900, 0)])
 def test_many_notes_of_one_user_neither_slow_nor_hide_the_others(host: Host, notes: int, links: int) -> None:
@@ -317,6 +319,7 @@ def kept_shared(host: Host) -> Iterator[subprocess.Popen[str]]:
         bob.kill()
 
 
+@pytest.mark.slow
 def test_a_shared_lock_that_is_kept_blocks_one_gpu_and_is_named(host: Host) -> None:
     """Nobody can lease that GPU, the others are still given, and it is shown whose process it is."""
     with kept_shared(host) as bob, host.picked(ALICE) as (found, _):
@@ -337,6 +340,7 @@ def can_contain() -> bool:
     return subprocess.run([*CONTAINED, "true"], capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not can_contain(),
     reason="no process ids of their own for a child here: run the tests as root of a machine",
@@ -350,6 +354,7 @@ def test_a_shared_lock_that_is_kept_outside_of_the_container_is_shown(host: Host
     assert host.seen_by(ALICE, within=CONTAINED) == [None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder", "closed"])
 def test_what_another_user_puts_in_the_place_of_a_lock_costs_one_gpu(host: Host, kind: str) -> None:
     """It is not followed, waited for or taken for a free GPU; the other GPU is given, and the fix names the file."""
@@ -502,6 +507,7 @@ KILLS = int(os.environ.get("LEASE_KILLS", "30"))
 SEED = int(os.environ.get("LEASE_SEED", "22"))
 
 
+@pytest.mark.slow
 def test_random_kills_of_three_users_lose_no_lease_waiter_or_place(host: Host) -> None:
     """Holders, those that inherited a lease, and waiters die at random, one user's in namespaces of their own.
 

@@ -11,6 +11,8 @@ import pytest
 from kernel_hosts import Host
 from panel_servers import JUPYTERLABS, Server, wait
 
+pytestmark = pytest.mark.slow
+
 EXTENSION = """
 import asyncio, threading, time
 from pathlib import Path

@@ -35,6 +35,7 @@ def installing(prefix: Path) -> Iterator[Path]:
     os.close(lock)
 
 
+@pytest.mark.slow
 def test_a_kernel_starts_when_its_framework_is_there(installing: Path) -> None:
     """It waits meanwhile, and the server does other things."""
 
@@ -58,6 +59,7 @@ def test_it_waits_no_longer_than_a_browser(installing: Path) -> None:
     assert provisioner.INSTALL_SECONDS < 300
 
 
+@pytest.mark.slow
 def test_a_kernel_of_an_interrupted_installation_shows_what_continues_it(
     host: Host, prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return found
 
 
+@pytest.mark.slow
 def test_password_and_token_log_in(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     """A failure is logged with its address, and not what was typed."""
     assert lab.post(PASSWORD)
@@ -88,6 +89,7 @@ def test_it_is_kept_as_a_hash_for_its_owner(lab: Lab) -> None:
     assert json.loads(lab.file.read_text())["IdentityProvider"]["hashed_password"].startswith("argon2:")
 
 
+@pytest.mark.slow
 def test_guesses_from_one_address_have_to_wait(lab: Lab) -> None:
     """The right one too, or the answer would tell; another address and the token do not."""
     for _ in range(MAX_FOR_ADDRESS):
@@ -104,6 +106,7 @@ def test_guesses_from_one_address_have_to_wait(lab: Lab) -> None:
     assert lab.post(PASSWORD)
 
 
+@pytest.mark.slow
 def test_guesses_from_many_addresses_have_to_wait(lab: Lab) -> None:
     """Hashing costs the server time and memory; what is remembered does not grow, and the token still logs in."""
     for number in range(MAX_IN_ALL):
@@ -117,6 +120,7 @@ def test_guesses_from_many_addresses_have_to_wait(lab: Lab) -> None:
     assert lab.post(PASSWORD, "198.51.100.1")
 
 
+@pytest.mark.slow
 def test_a_changed_password_is_in_force_and_ends_logins(lab: Lab) -> None:
     """Without a restart; the same file again changes nothing."""
     secret = lab.settings["cookie_secret"]
@@ -145,6 +149,7 @@ def test_a_removed_password_logs_in_no_more(lab: Lab) -> None:
     assert json.loads(lab.file.read_text())["ServerApp"] == {"max_body_size": 7}
 
 
+@pytest.mark.slow
 def test_a_password_that_the_form_sets_ends_logins_too(lab: Lab) -> None:
     """At once, so that the login of this very form stays."""
     secret = lab.settings["cookie_secret"]

@@ -79,6 +79,7 @@ def test_no_other_machine_is_reached(server: Server, application: int) -> None:
         assert server.request(f"proxy/absolute/{place}/page.html")[0] == 403, place
 
 
+@pytest.mark.slow
 def test_who_is_not_logged_in_does_not_learn_what_listens(server: Server, application: int) -> None:
     """An open port and a closed one get the same answer; and a number that is no port is no error."""
     own = f"http://127.0.0.1:{server.port}"
@@ -134,6 +135,7 @@ def test_what_a_page_of_another_port_embeds_is_not_answered(server: Server, appl
         assert server.request(name, Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="cors")[0] == 200, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("up", ["..", "%2e%2e", ".%2E", "%252e%252e", "..%2f..", "x%2f..%252f..", "%25252e."])
 def test_git_has_no_address_above_the_labs_folder(up: str) -> None:
     """A link would have git run in any folder of the host; however often it is encoded. Two dots in a name are none."""

@@ -158,6 +158,7 @@ def test_other_machines_reach_the_lab_over_tls(server: Server, bound: dict[str, 
     assert TOKEN not in server.log
 
 
+@pytest.mark.slow
 def test_a_password_logs_in_by_jupyters_page(
     server: Server, bound: dict[str, str], host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +278,7 @@ def test_the_loopback_and_allowed_names_are_answered(server: Server, header: str
     assert raw(server, f"Host: {header}") == 403
 
 
+@pytest.mark.slow
 def test_the_compose_network_s_name_opens_nothing_on_this_server(server: Server) -> None:
     """`lab` is a name of the container alone, and there of one route."""
     assert raw(server, "Host: lab:8888", f"Authorization: Bearer {METRICS_TOKEN}", path="rocmlab/metrics") == 403
@@ -296,6 +298,7 @@ def test_prometheus_reads_the_metrics_with_its_token(server: Server) -> None:
     assert raw(server, "Host: localhost", f"Authorization: Basic {METRICS_TOKEN}", path="rocmlab/metrics") == 403
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_the_token_of_metrics_opens_nothing_else(server: Server, method: str, path: str) -> None:
     """Neither in the header nor in the address."""
@@ -390,6 +393,7 @@ def test_a_kernel_is_given_no_secret(server: Server) -> None:
     assert not [name for name, value in SECRETS.items() if value in printed]
 
 
+@pytest.mark.slow
 def test_a_terminal_is_given_no_secret(server: Server) -> None:
     """Nor is anything else that the server starts."""
     name = server.json("api/terminals", "POST")["name"]

@@ -37,6 +37,7 @@ def first_heard(socket: zmq.Socket[bytes]) -> int:
     return int(socket.recv())
 
 
+@pytest.mark.slow
 def test_the_server_hears_a_new_kernel_before_its_pages_do(context: zmq.Context[Any], tmp_path: Path) -> None:
     """Its connection is there sooner than one that is made in ZeroMQ's usual way at the same time."""
 

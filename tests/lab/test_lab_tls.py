@@ -99,6 +99,7 @@ def test_plain_http_is_told_what_to_do(listener: listening.Listener) -> None:
     assert b"secret" not in answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoken", [b"", b"\x16", b"\x16\x03\x01"])
 def test_who_does_not_finish_the_handshake_is_closed(listener: listening.Listener, spoken: bytes) -> None:
     """Silent connections would fill the server's table of files."""
@@ -180,6 +181,7 @@ def test_nothing_is_kept_of_a_closed_connection(listener: listening.Listener) ->
     assert kept() <= before + 1
 
 
+@pytest.mark.slow
 def test_what_is_closed_in_the_handshake_leaves_no_descriptor(listener: listening.Listener) -> None:
     """Also where more arrive at once than there is room for."""
 

@@ -27,6 +27,8 @@ from rocmlab.base import live
 from rocmlab.lab.recorder.recorder import CLASS, Recorder
 from rocmlab.lab.recorder.tap import Tap
 
+pytestmark = pytest.mark.slow
+
 
 class Kernels(dict):  # type: ignore[type-arg]
     """The kernels of a server."""

@@ -78,6 +78,7 @@ def test_means_are_those_of_the_good_notebooks() -> None:
     assert found["is_folded"]
 
 
+@pytest.mark.slow
 def test_a_mean_line_says_over_what(tmp_path: Path) -> None:
     """The page explains lines, bars, dots and crosses, and keeps the single notebooks folded."""
     pytest.importorskip("matplotlib", reason="plots need matplotlib: pip install matplotlib")

@@ -169,6 +169,7 @@ def test_the_report_of_many_jobs_folds(large_page: str) -> None:
     assert f"{JOBS - 310 - tables.ROWS} more notebooks in" in folded
 
 
+@pytest.mark.slow
 def test_the_report_tells_what_the_other_failures_are(large_page: str) -> None:
     """Two hundred are shown one by one; the rest is counted by error."""
     failed = large_page[large_page.index('<section id="failed">') :].partition("</section>")[0]

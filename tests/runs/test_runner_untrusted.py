@@ -381,6 +381,7 @@ def exported(folder: Path) -> Path:
     return max((folder.parent).iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES, ids=repr)
 def test_an_exported_run_is_checked_by_every_one_who_reads_it(name: object, exported: Path) -> None:
     """`export job` and `export collect` write nothing for a job with such a name."""

@@ -101,6 +101,7 @@ class TestProfiles:
         assert found.compute_units == PRODUCTS[key].compute_units
         assert (read.busy_percent, read.core_clock_max_hertz) == (70, PRODUCTS[key].core_clocks[1] * 1_000_000)
 
+    @pytest.mark.slow
     @pytest.mark.long
     @pytest.mark.parametrize("profile", PROFILES)
     def test_sixty_four_gpus_fit(self, tmp_path: Path, profile: str) -> None:

@@ -49,6 +49,7 @@ def test_the_command_is_for_hosts_without_a_browser(
     assert found is None or found.user == remote.login_name({})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("destination", "command"),
     [
@@ -113,6 +114,7 @@ def test_local_users_see_no_line_about_ssh(lab: Clone) -> None:
     assert len(lab.make("url").stdout.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_make_url_prints_the_command_for_a_name(lab: Clone) -> None:
     """The address first, then the command; a name that is not one is an error."""
     url, command = lab.make("url", HOST="ann@gpu1.example.org").stdout.splitlines()

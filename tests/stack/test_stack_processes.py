@@ -114,6 +114,8 @@ class TestServer:
             assert len(family) == 2
             assert not any(each.is_alive for each in family)
             assert other.poll() is None
+            for each in identity.family(identity.find(other.pid)):
+                os.kill(each.pid, signal.SIGKILL)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("is_ours", [True, False])

@@ -35,6 +35,7 @@ def measured(seconds: float = 0.0) -> rocmlab.telemetry.cost.Cost:
     return measurement.cost
 
 
+@pytest.mark.slow
 def test_one_gpu_is_what_its_samples_say(tmp_path: Path) -> None:
     """Memory, load, power and its energy are those of the card; the part of this process is known."""
     uses = [GpuUse(os.getpid(), vram_bytes=3 * GIB), GpuUse(1, vram_bytes=2 * GIB)]

@@ -39,6 +39,7 @@ def at_once(rules: str) -> str:
 class TestFiles:
     """What promtool says of the files of the monitoring."""
 
+    @pytest.mark.slow
     def test_rules_pass_their_unit_tests(self, tmp_path: Path) -> None:
         """`promtool test rules`: each alert fires when it should, with its words, and not before."""
         shutil.copy(RULES, tmp_path)
@@ -224,6 +225,7 @@ class TestOurDashboard:
         assert not sources[0]["editable"]
 
 
+@pytest.mark.slow
 class TestAmdsDashboards:
     """Queries of the shapes that AMD's four dashboards use (ours; see test_metrics_compat), with variables filled."""
 

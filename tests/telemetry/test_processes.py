@@ -171,6 +171,7 @@ def test_what_changes_is_seen_the_next_time(tmp_path: Path) -> None:
     assert seen() == []
 
 
+@pytest.mark.slow
 def test_with_hundreds_of_processes_other_gpus_are_seen_within_some_rounds(tmp_path: Path) -> None:
     """What a round costs is bounded; nothing is overlooked for ever."""
     uses = [GpuUse(1000 + number, number % 8, GIB) for number in range(200)]

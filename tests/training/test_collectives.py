@@ -140,6 +140,7 @@ def test_ranks_that_do_not_start_are_no_matter_of_the_ladder(rank):
     assert "libamdhip64" in caught.value.problem.why
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_cards")
 def test_result_is_remembered_in_the_share_until_it_is_forgotten(rank, tmp_path, monkeypatch):
     """The second run takes what the first found; after a failure, or for other devices, it is found out again."""

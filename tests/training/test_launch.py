@@ -320,6 +320,7 @@ def test_time_limit_ends_every_rank(script, tmp_path, monkeypatch):
     assert not any(map(is_running, pids))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("torch")
 def test_a_training_has_no_limit_that_nobody_chose(script, monkeypatch):
     """One that has run for an hour is not ended: without `time_limit_seconds` it takes as long as it needs."""
