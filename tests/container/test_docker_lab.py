@@ -53,7 +53,7 @@ with tempfile.TemporaryDirectory() as folder:
 """
 NOTEBOOKS = [path.stem for path in sorted((REPOSITORY / "notebooks").glob("*.ipynb"))]
 SKIPPED = {
-    "09_opencl_kernels": "PoCL's wheel cannot compile a kernel for this CPU",
+    "09_opencl_kernels": "PoCL's wheel cannot link a kernel for this CPU",
     "16_triton_kernel": "triton is not installed in this kernel",
 }
 

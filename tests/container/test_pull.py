@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import tarfile
@@ -101,7 +102,7 @@ def lab(releases: Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     chosen = {"PULL": "on", "PULL_FROM": f"{releases.address}/rocmlab", "PULL_KEY": str(releases.folder / "cosign.pub")}
     values = {
         "ROCMLAB_BACKEND": "cpu",
-        "ROCMLAB_IMAGE": f"rocmlab-pull-test:{os.getpid()}",
+        "ROCMLAB_IMAGE": f"rocmlab-pull-test:{secrets.token_hex(4)}",
         "PORT": "1",
         "JUPYTER_TOKEN": "t",
         "BASE_IMAGE": f"{releases.address}/no-such-base:1",
@@ -114,7 +115,8 @@ def lab(releases: Releases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "rocmlab-released:test",
         f"{releases.address}/rocmlab/cpu:{__version__}",
     )
-    subprocess.run(["docker", "image", "rm", "--force", *names], capture_output=True, check=False)
+    done = subprocess.run(["docker", "image", "rm", "--force", *names], capture_output=True, text=True, check=False)
+    assert not docker("images", "--quiet", found.image), done.stderr
 
 
 def small(lab: DockerLab, inputs: str) -> str:

@@ -22,7 +22,11 @@ INSTALL = (
     "then look at `clinfo -l`, and whether /dev/kfd and /dev/dri can be opened (make doctor)"
 )
 
-GET_LINKER = "`gcc` as a line of apt.txt next to the notebooks, then make up; without Docker: sudo apt-get install gcc"
+GET_LINKER = (
+    "gcc and libc6-dev as lines of apt.txt next to the notebooks, then make up; "
+    "without Docker: sudo apt-get install gcc libc6-dev"
+)
+PROBE = "kernel void probe(global float *a) { a[get_global_id(0)] += 1; }"
 
 
 class CannotLink(RocmlabError):
@@ -68,23 +72,22 @@ def _first_that_compiles(candidates: list[tuple[Device, Description]]) -> tuple[
     PoCL's wheel is given an older processor's name only where no platform compiles as it is.
 
     Raises:
-        CannotLink: the only ones are of PoCL's wheel, which would end the process for lack of a linker.
+        CannotLink: the only one that compiles is PoCL's wheel, which would end the process when it links.
         RocmlabError: none does.
     """
-    if lacking := pocl.missing_linker():
-        candidates = [each for each in candidates if not pocl.is_wheel(each[0].platform.version)]
-        if not candidates:
-            raise CannotLink("PoCL's wheel cannot compile a kernel for this CPU", lacking, GET_LINKER)
-    reasons = []
+    reasons, unlinked = [], ""
     for one, description in candidates:
         error = compile_error(one)
-        if not error:
+        if not error and not (unlinked := _link_error(one)):
             return one, description
-        reasons.append(f"{description['platform']}: {error}")
+        reasons.append(f"{description['platform']}: {error or unlinked}")
     for (one, description), reason in zip(candidates, reasons, strict=True):
         rejected = pocl.REJECTED in reason
-        if rejected and pocl.rename(one, one.platform.version, pocl.processor()) and not compile_error(one):
+        renamed = rejected and pocl.rename(one, one.platform.version, pocl.processor()) is not None
+        if renamed and not compile_error(one) and not (unlinked := _link_error(one)):
             return one, description
+    if unlinked:
+        raise CannotLink("PoCL's wheel cannot link a kernel for this CPU", unlinked, GET_LINKER)
     raise RocmlabError(
         f"no OpenCL platform here can compile for {candidates[0][1]['name']}",
         "\n".join(reasons),
@@ -96,11 +99,28 @@ def compile_error(device: Device) -> str:
     """Compile a small kernel, and return the compiler's reason if it fails; empty if it does not."""
     cl = _pyopencl()
     try:
-        cl.Program(cl.Context([device]), "kernel void probe(global float *a) { a[get_global_id(0)] += 1; }").build()
+        cl.Program(cl.Context([device]), PROBE).build()
     except cl.Error as err:
         lines = [line.strip() for line in str(err).splitlines() if "error:" in line]
         return (lines or [str(err).strip().splitlines()[0]])[0]
     return ""
+
+
+def _link_error(device: Device) -> str:
+    return pocl.link_error() if pocl.is_wheel(device.platform.version) else ""
+
+
+def compute_with_wheel() -> None:
+    """Run a small kernel with PoCL's wheel, under the processor's name that it takes; it may end the process."""
+    cl = _pyopencl()
+    device = next(one for one, _ in visible() if pocl.is_wheel(one.platform.version))
+    if compile_error(device):
+        pocl.rename(device, device.platform.version, pocl.processor())
+    context = cl.Context([device])
+    queue = cl.CommandQueue(context)
+    buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, 4)
+    cl.Program(context, PROBE).build(cache_dir=False).probe(queue, (1,), None, buffer)
+    queue.finish()
 
 
 def visible(platform: str = "") -> list[tuple[Device, Description]]:

@@ -3,16 +3,18 @@
 The wheel's LLVM 14 names a processor newer than 2022 "generic", which its clang rejects for every kernel; it gets the
 name of an older one whose instructions it has. A system's PoCL uses the system's LLVM, whose functions are named as in
 TensorFlow's libraries: loaded after TensorFlow it would call these and crash, so its own come first. The wheel links
-each kernel with the system's `ld` and libgcc, and ends the process where they are missing.
+each kernel with the system's `ld`, libgcc and libc, and ends the process where one is missing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
-import shutil
+import signal
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -28,7 +30,8 @@ NEEDED = {"avx2", "bmi1", "bmi2", "fma", "f16c", "movbe", "abm"}  # what it has,
 OLDER = "x86-64"  # every 64-bit processor of the kind
 CPUINFO = Path("/proc/cpuinfo")
 VENDORS = Path("/etc/OpenCL/vendors")
-GCC_LIBRARIES = Path("/usr/lib/gcc")
+LINK = "from rocmlab.training import opencl; opencl.compute_with_wheel()"
+LINK_SECONDS = 60.0
 SHARES_LLVM = ("libpocl.", "libRusticlOpenCL.", "libMesaOpenCL.")
 
 
@@ -51,13 +54,30 @@ def is_wheel(version: str) -> bool:
     return KNOWN in version.split(",")[0]
 
 
-def missing_linker(libraries: Path = GCC_LIBRARIES) -> str:
-    """Return what the wheel lacks to link a kernel; empty where it can, or may find it where this does not look."""
-    if not shutil.which("ld"):
-        return "the linker `ld` is missing"
-    if not (shutil.which("gcc") or shutil.which("cc") or any(libraries.glob("*/*/libgcc.a"))):
-        return "GCC's library, libgcc, is missing"
-    return ""
+@functools.cache
+def link_error(program: str = LINK) -> str:
+    """Run a kernel with the wheel in another process; return why it cannot be linked, empty where it can.
+
+    The system may keep the linker and its libraries anywhere, so it is tried; what cannot be tried counts as possible.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "POCL_KERNEL_CACHE": "0"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LINK_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if done.returncode != -signal.SIGABRT:
+        return ""
+    said = [line.strip() for line in done.stderr.splitlines() if "error" in line or "cannot find" in line]
+    return said[0] if said else "it ended its process with SIGABRT"
 
 
 def rename(device: Any, version: str, name: str) -> str | None:  # noqa: ANN401  pyopencl.Device
