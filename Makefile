@@ -122,19 +122,21 @@ test: .venv-test/ready ## Run all tests; says why any is skipped (TESTS=tests/st
 	@scripts/test .venv-test/bin/python $(TESTS)
 test-fast: .venv-test/ready ## Run those that start no kernel, server or lab (a minute)
 	@scripts/test --fast .venv-test/bin/python $(TESTS)
-test-hermetic: .venv-test/ready ## Run those that need no container, browser, Ray or framework (10 minutes)
+test-hermetic: .venv-test/ready ## Run those that need no container, browser, Ray or framework (5 to 10 minutes)
 	@scripts/test --hermetic .venv-test/bin/python $(TESTS)
 test-long: .venv-test/ready ## Run variants, and what tests by chance at its full number, before a release
 	@scripts/test --long .venv-test/bin/python $(TESTS)
-	@CHAOS_KILLS=240 BROKEN_TREES=10000 LEASE_KILLS=200 LEASE_STEPS=50000 RUN_FOLDERS=50 scripts/test --hermetic .venv-test/bin/python \
+	@CHAOS_KILLS=240 BROKEN_TREES=10000 LEASE_KILLS=200 LEASE_STEPS=50000 RUN_FOLDERS=50 PYTEST_TIMEOUT=0 PYTHONPATH=src \
+	  .venv-test/bin/python -m pytest -p no:random_order -rP -m "not frameworks" \
 	  tests/runs/test_runner_chaos.py tests/devices/test_broken_trees.py tests/kernels/test_host_leases.py \
-	  tests/runs/test_runner_leases.py tests/runs/test_runner_untrusted.py -n 0 -rP
-	@RANDOM_MASKS=20000 scripts/test .venv-test/bin/python tests/oracle/test_oracle_masks.py
+	  tests/runs/test_runner_leases.py tests/runs/test_runner_untrusted.py
+	@RANDOM_MASKS=20000 PYTEST_TIMEOUT=0 scripts/test .venv-test/bin/python tests/oracle/test_oracle_masks.py
 	@MNIST_EPOCHS=10 LONG_PART=all scripts/test .venv-test/bin/python tests/native/test_native_lab.py tests/native/test_native_notebooks.py
 test-rocm: .venv-test/ready ## Build on AMD's real TensorFlow (3 GB) and run it on SIMULATED GPUs (root, Docker)
 	@PYTHONPATH=src .venv-test/bin/python -m pytest -p no:random_order -v --durations 10 -m rocm tests/container/test_rocm_tensorflow.py
 lint: .venv-test/ready ## Check style, types, words and workflows
 	@.venv-test/bin/ruff check . && .venv-test/bin/ruff format --check . && .venv-test/bin/mypy && scripts/check-words && scripts/check-workflows
+	@.venv-test/bin/shellcheck --severity warning $$(git grep -lE '^#!/(usr/bin/env |bin/)(ba)?sh$$' -- ':!*.py' ':!*.md')
 docs: .venv-docs/ready ## Build the documentation in site/ (RUN_FOLDER=share/runs/… with executed notebooks)
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict && echo "open site/index.html, or make docs-serve, which has the search"
 docs-serve: .venv-docs/ready ## Show it at http://127.0.0.1:8000 while you write

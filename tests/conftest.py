@@ -34,6 +34,7 @@ from leftovers import (  # noqa: F401  a fixture and hooks
 from long_parts import keep_part, pytest_report_header  # noqa: F401  a hook
 
 from rocmlab.base import extras
+from rocmlab.stack import setting_table
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: children would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,56 +42,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 if shutil.which("node"):
     os.environ["PATH"] = os.pathsep.join([str(Path(__file__).parent / "programs"), os.environ["PATH"]])
 
-OURS = (
-    "BACKEND",
-    "RUNTIME",
-    "GPUS",
-    "GPU_PASSTHROUGH",
-    "PORT",
-    "SHARE",
-    "NOTEBOOKS_DIR",
-    "JUPYTER_TOKEN",
-    "METRICS_TOKEN",
-    "ALLOWED_HOSTS",
-    "LAB_BASE_URL",
-    "BIND",
-    "TLS_PORT",
-    "TLS_CERT",
-    "TLS_KEY",
-    "BASE_IMAGE",
-    "TORCH_INDEX",
-    "JAX_PACKAGES",
-    "EXTRAS",
-    "PYTHON",
-    "TENSORFLOW_INDEX",
-    "WHEELS",
-    "CA_BUNDLE",
-    "PIP_CONFIG",
-    "NB_UID",
-    "NB_GID",
-    "SHM_SIZE",
-    "PIDS_LIMIT",
-    "MEMORY_LIMIT",
-    "LOG_MAX_SIZE",
-    "CULL_IDLE_GPU_KERNELS_SECONDS",
-    "IDLE_GPU_WARNING_SECONDS",
-    "RECORD_GPUS",
-    "RECORD_OUTPUTS",
-    "WARM_KERNELS",
-    "PRICE_PER_KWH",
-    "PRICE_PER_GPU_HOUR",
-    "COMPOSE_PROJECT_NAME",
-    "CLUSTER",
-    "CLUSTER_TOKEN",
-    "CLUSTER_ADDRESS",
-    "CLUSTER_PORT",
-    "CLUSTER_NETWORK",
-    "ENGINE",
-    "HEAD",
-    "FORCE",
-    *("TO", "FROM", "ALL", "RUNS"),
-    "WHEN",
-)
+OURS = (*setting_table.NAMES, "COMPOSE_PROJECT_NAME", "ENGINE", "HEAD", "FORCE", "TO", "FROM", "ALL", "RUNS", "WHEN")
 
 
 @pytest.fixture(autouse=True)

@@ -45,6 +45,13 @@ def test_every_link_between_files_leads_to_a_file(repository: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_readme_has_at_most_700_words(repository: Path) -> None:
+    """Without its blocks of code; what is longer is no first look."""
+    text = (repository / "README.md").read_text(encoding="utf-8")
+
+    assert len(re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE).split()) <= 700
+
+
 def test_what_the_first_page_says_is_tested_is(repository: Path) -> None:
     """Each question has one row, with files of tests that exist and targets that make has."""
     page = (repository / "docs/index.md").read_text(encoding="utf-8")

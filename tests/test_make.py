@@ -159,3 +159,21 @@ def test_an_option_of_pytest_in_tests_is_refused(repository: Path) -> None:
 
     assert done.returncode == 2
     assert "fix: PYTHONPATH=src" in done.stderr
+
+
+def test_what_test_long_gives_to_the_script_is_accepted(repository: Path) -> None:
+    """Its words are files; with options of pytest it ended before most of its tests, which no other run has in full."""
+    printed = subprocess.run(
+        ["make", "--dry-run", "test-long"],
+        cwd=repository,
+        env=outside_make(),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.replace("\\\n", " ")
+
+    lines = [line for line in printed.splitlines() if "scripts/test" in line]
+    given = [line.split(".venv-test/bin/python", 1)[1].split() for line in lines]
+
+    assert len(given) == 3
+    assert [word for words in given for word in words if not (repository / word).exists()] == []
