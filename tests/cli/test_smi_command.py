@@ -90,8 +90,10 @@ class TestForms:
         assert ("\x1b[" in capsys.readouterr().out) == is_coloured
 
     def test_json_has_everything_at_one_instant(self, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """The values are those of `rocmlab devices --sample`, and the processes those of the driver."""
+        """The values are those of `rocmlab devices --sample`, read by this call; processes are those of the driver."""
+        began = time.time()
         found = _json(capsys)
+        ended = time.time()
 
         assert set(found) == {"simulated", "time_seconds", "devices", "processes", "kernels", "problems"}
         assert found["simulated"] is True
@@ -106,7 +108,7 @@ class TestForms:
                     reading.pop("busy_percent")  # the difference of two readings
             assert ours == json.loads(json.dumps(expected))
         times = [row["sample"]["time_seconds"] for row in found["devices"]]
-        assert max(times) - min(times) < 1.0
+        assert began <= min(times) <= max(times) <= ended
         assert {process["device"] for process in found["processes"]} <= {row["id"] for row in found["devices"]}
         assert len(found["processes"]) == 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import notebook_files
 import pytest
@@ -14,6 +15,7 @@ from rocmlab.runs.command import main
 from rocmlab.runs.folder import KINDS, RunFolder
 from rocmlab.runs.jobs import Result
 from rocmlab.runs.run import Run, run
+from rocmlab.runs.runner import Runner
 from rocmlab.runs.scheduling.placement import Slots
 from rocmlab.runs.scheduling.plan import Rules
 from rocmlab.runs.workers.supervisor import Limits
@@ -170,15 +172,14 @@ def test_a_night_of_small_jobs_keeps_only_results(
     tmp_path: Path, slots: Slots, run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a run has ended, nothing of its jobs is left in the runner but their results."""
-    kept: list[object] = []
-    made = run.__globals__["Runner"]
+    kept: list[Runner] = []
 
-    class Kept(made):  # type: ignore[misc,valid-type]
-        def __init__(self, *arguments: object) -> None:
+    class Kept(Runner):
+        def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             kept.append(self)
 
-    monkeypatch.setitem(run.__globals__, "Runner", Kept)
+    monkeypatch.setattr("rocmlab.runs.run.Runner", Kept)
     paths = [notebook_files.write(tmp_path / f"{number}.ipynb", "1") for number in range(4)]
 
     done = run_all(paths, run_folder, slots, Rules(retries=1))

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import notebook_files
 import pytest
@@ -105,27 +106,35 @@ def test_the_peak_is_the_highest_reading_and_lies_in_the_middle(tmp_path: Path, 
     assert 0 < found[0]["mean_busy_percent"] < 100
 
 
-@pytest.mark.usefixtures("quick")
-def test_mean_and_energy_are_weighted_by_time(tmp_path: Path, meters: Meters) -> None:
-    """A device that was busy for a part of the job: within three readings of what it truly did."""
+def test_mean_and_energy_are_weighted_by_time(tmp_path: Path, meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that was busy for 4 s of 12, and was read twice busy and five times idle; the clock is the test's."""
     live = Live(tmp_path, gpus=1, busy="100")
     device = gpus(tmp_path)[0]
     live.pattern = lambda gpu, seconds: 100.0 if seconds < 10 else 0.0
     high = sample(device, tmp_path).power_watts
-    begin = time.monotonic()
-    meters.begin("a", [device])
-    wait_for(lambda: time.monotonic() - begin > 0.4)
+    file, begin = tmp_path / "samples.jsonl", time.monotonic() + 1000
+    clock = SimpleNamespace(monotonic=lambda: clock.now, time=time.time, now=begin)
+    monkeypatch.setattr(usage, "time", clock)
+    monkeypatch.setattr(usage, "EVERY_SECONDS", 0.02)
+
+    def read_at(seconds: float, count: int) -> None:
+        """Set the clock, which stands still, and wait for the reading that is due then."""
+        clock.now = begin + seconds
+        wait_for(lambda: file.read_text().count('"power_watts"') == count)
+
+    meters.begin("a", [device], file)
+    read_at(0.0, 1)
+    read_at(4.0, 2)
     live.step(10.0)
-    changed = time.monotonic()
     low = sample(device, tmp_path).power_watts
-    wait_for(lambda: time.monotonic() - changed > 0.8)
+    for number, seconds in enumerate((4.1, 4.2, 4.3, 4.4, 12.0)):
+        read_at(seconds, 3 + number)
 
     found = meters.end("a")[0]
 
-    busy_seconds, idle_seconds = changed - begin, time.monotonic() - changed
-    mean = 100 * busy_seconds / (busy_seconds + idle_seconds)
-    assert found["mean_busy_percent"] == pytest.approx(mean, abs=6)
-    assert found["energy_joules"] == pytest.approx(high * busy_seconds + low * idle_seconds, abs=high * 0.06)
+    busy_seconds, idle_seconds = 4.05, 7.95  # between two readings it is their mean
+    assert found["mean_busy_percent"] == pytest.approx(100 * busy_seconds / 12, abs=0.1)
+    assert found["energy_joules"] == pytest.approx(high * busy_seconds + low * idle_seconds, abs=0.1)
     assert high > 5 * low
 
 

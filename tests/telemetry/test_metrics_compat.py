@@ -251,16 +251,17 @@ def test_texts_of_a_card_are_read_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_text_that_hangs_is_left_out_and_waited_for_once(tmp_path: Path) -> None:
-    """The card's values are there without it, the other card has it, and the next answer comes at once."""
+def test_a_text_that_hangs_is_left_out_and_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card's values are there without it, the other card has it, and the next answer does not wait a minute."""
     root = write_host(tmp_path / "host", gpus=2, busy="steady", faults=["hang:0:vbios_version"])
     found, snapshot = read(root)
 
     first = series(metrics.exposition(snapshot, found, names="amd", root=root)[0])
+    monkeypatch.setattr(compat.READER, "seconds", 60.0)  # so that waiting again is seen on any machine
     began = time.monotonic()
     metrics.exposition(snapshot, found, names="amd", root=root)
 
-    assert time.monotonic() - began < compat.TEXT_SECONDS
+    assert time.monotonic() - began < 10
     versions = {
         dict(labels)["gpu_id"]: dict(labels).get("vbios_version", "")
         for name, labels in first

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 PROGRAM = Path(__file__).with_name("interrupted_program.py")
-LIMIT_SECONDS = 3.0
+LIMIT_SECONDS = 10.0  # a whole epoch, or a whole validation, takes longer
 
 
 class Child:
