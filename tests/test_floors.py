@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -117,6 +118,14 @@ def test_those_below_runs_import_only_the_node_of_a_cluster() -> None:
 
     assert executor == set()
     assert node <= {"base", "cluster", "devices"}
+
+
+@pytest.mark.slow
+def test_a_server_starts_without_the_doctor() -> None:
+    """Its panel needs it only when it is asked: 60 modules more would delay each start."""
+    program = "import sys, rocmlab.lab.server.app; print(*(name for name in sys.modules if 'rocmlab.doctor' in name))"
+
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).split() == []
 
 
 def test_no_two_modules_import_each_other() -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from situations import Looker, fires, silent, skipped
 
+from rocmlab.base import reach
 from rocmlab.base.errors import Problem, RocmlabError
-from rocmlab.doctor import checks, cluster, cluster_probe, reach
+from rocmlab.base.reach import NO_ROUTE, OPEN, REFUSED, SILENT, Reach
+from rocmlab.doctor import checks, cluster, cluster_probe
 from rocmlab.doctor.checks.cluster import firewall
 from rocmlab.doctor.cluster import Membership, Port, Token
 from rocmlab.doctor.model import OK, UNKNOWN, Finding
-from rocmlab.doctor.reach import NO_ROUTE, OPEN, REFUSED, SILENT, Reach
 from rocmlab.doctor.report import Screen
 from rocmlab.doctor.situation import Situation
 

@@ -42,7 +42,7 @@ GROUPS = {
         "cluster": ("rocmlab.cli.cluster", "use several machines as one: up, join, status, down"),
     },
     "Several users": {
-        "hub": ("rocmlab.cli.hub", "JupyterHub on this machine, with a lab for each user: up, status, drain, down and more"),
+        "hub": ("rocmlab.cli.hub", "JupyterHub on this machine, with a lab for each user: up, status, drain, down …"),
     },
     "Now and then": {
         "build": ("rocmlab.cli.up", "build the image, or make the environment, without starting"),

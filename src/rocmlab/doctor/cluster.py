@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import reach
 from rocmlab.base.errors import Problem, RocmlabError
+from rocmlab.base.reach import Reach
 from rocmlab.cluster.node import ports as table
 from rocmlab.cluster.node import ray_node, record
-from rocmlab.doctor import child, reach
-from rocmlab.doctor.reach import Reach
+from rocmlab.doctor import child
 from rocmlab.doctor.situation import CONTAINER, Situation, slow
 
 HEAD, WORKER = "head", "worker"

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rocmlab.base import reach
 from rocmlab.base.errors import RocmlabError
-from rocmlab.doctor import reach
 
 ASK_SECONDS = 30.0  # for the first question; each node starts a process for it
 CLOCK_SECONDS = 10.0

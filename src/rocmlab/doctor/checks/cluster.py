@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
+from rocmlab.base.reach import SILENT
 from rocmlab.doctor.cluster import HEAD, Membership, cluster_seen, membership, table_spans
 from rocmlab.doctor.model import CONTAINER, WARNS, Verdict, check, ok, skip, warns
-from rocmlab.doctor.reach import SILENT
 from rocmlab.doctor.situation import Situation
 
 NO_CLUSTER = "CLUSTER is off"

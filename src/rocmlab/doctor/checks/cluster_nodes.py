@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rocmlab.base.reach import SILENT
 from rocmlab.doctor.checks.cluster import NO_CLUSTER, firewall
 from rocmlab.doctor.cluster import cluster_seen, first_port, membership
 from rocmlab.doctor.model import CONTAINER, Check, Verdict, check, note, ok, skip, unknown, warns
-from rocmlab.doctor.reach import SILENT
 from rocmlab.doctor.situation import Situation
 
 CLOCK_SECONDS = 1.0

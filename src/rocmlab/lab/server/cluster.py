@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rocmlab.base import reach
 from rocmlab.base.errors import Problem, RocmlabError
 from rocmlab.cluster.node import ports, ray_node, record
-from rocmlab.doctor import reach
 from rocmlab.lab.server.shared_reader import SharedReader
 from rocmlab.lab.server.wire import problem_json
 
