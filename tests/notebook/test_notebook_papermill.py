@@ -245,10 +245,13 @@ def test_papermills_own_engine_writes_as_ever(folders: tuple[Path, Path], monkey
 @pytest.mark.long
 def test_two_threads_with_absolute_paths_write_two_files(folders: tuple[Path, Path], tmp_path: Path) -> None:
     """Relative paths of threads are one working directory for all, with papermill itself; absolute ones are safe."""
+    local = papermill.iorw.papermill_io.get_handler("local")
+    before = local.cwd(None)
     with ThreadPoolExecutor(2) as pool:
         done = [pool.submit(execute, folder / "in.ipynb", str(tmp_path / f"{folder.name}.ipynb")) for folder in folders]
         for each in done:
             each.result()
+    local.cwd(before)  # the second thread puts back what the first one had set, a folder of this test
 
     assert "of a" in (tmp_path / "a.ipynb").read_text()
     assert "of b" in (tmp_path / "b.ipynb").read_text()
