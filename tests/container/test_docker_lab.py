@@ -75,6 +75,13 @@ def container(lab: Clone) -> str:
     return compose(lab, "ps", "--quiet", "lab").stdout.strip()
 
 
+def only_job(lab: Clone, printed: str) -> dict:
+    """Return the result of a run of one notebook, whose folder `make run-notebooks` has printed."""
+    run = printed.rsplit("share/runs/", 1)[1].split()[0]
+    (job,) = json.loads(docker("exec", container(lab), "cat", f"/home/jovyan/share/runs/{run}/results.json"))["jobs"]
+    return job
+
+
 def compose(lab: Clone, *words: str) -> subprocess.CompletedProcess[str]:
     """Run plain `docker compose` as a user would who knows nothing of rocmlab."""
     return subprocess.run(
@@ -203,9 +210,7 @@ class TestUp:
         """The run folder is on the share. Tests of the browser train in a container."""
         done = lab.make("run-notebooks", NOTEBOOKS="00_hello_gpu")
 
-        name = done.stdout.rsplit("share/runs/", 1)[1].split()[0]
-        text = docker("exec", container(lab), "cat", f"/home/jovyan/share/runs/{name}/results.json")
-        job = json.loads(text)["jobs"][0]
+        job = only_job(lab, done.stdout)
         assert job["status"] == "ok"
         assert job["recorded"]["acceptance"]["ok"]
 
@@ -216,9 +221,7 @@ class TestUp:
         done = lab.make("run-notebooks", NOTEBOOKS=name, PARAMS="quick=true", succeeds=False)
 
         assert done.returncode == 0, done.stdout[-3000:]
-        run = done.stdout.rsplit("share/runs/", 1)[1].split()[0]
-        text = docker("exec", container(lab), "cat", f"/home/jovyan/share/runs/{run}/results.json")
-        (job,) = json.loads(text)["jobs"]
+        job = only_job(lab, done.stdout)
         assert job["recorded"].get("skipped", "").split(";")[0] == SKIPPED.get(name, ""), job["recorded"]
         assert job["status"] == ("skipped" if name in SKIPPED else "ok")
         assert name in SKIPPED or job["recorded"]["acceptance"]["ok"]

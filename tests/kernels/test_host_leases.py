@@ -280,22 +280,17 @@ sys.stdin.read()
 @pytest.mark.long
 @pytest.mark.parametrize(("notes", "links"), [(1, 20_000), (900, 0)])
 def test_many_notes_of_one_user_neither_slow_nor_hide_the_others(
-    host: Host, monkeypatch: pytest.MonkeyPatch, notes: int, links: int
+    host: Host, opened: list[Path], monkeypatch: pytest.MonkeyPatch, notes: int, links: int
 ) -> None:
     """Bob keeps locked notes in which nothing is written, or one under many names; Alice's is read all the same.
 
     A look opens no more of Bob's notes than are read of any user, each under one name, and does not pause for each.
     """
-    opened, pauses, real = [], [], holders.opened
-
-    def counted(path: Path, flags: int = os.O_RDONLY) -> int:
-        opened.append(path)
-        return real(path, flags)
-
+    pauses: list[float] = []
     with host.picked(ALICE, GPUS[:1]), host.start(BOB, LOCKED_NOTES, str(notes), str(links)) as bob:
         assert bob.stdout
         assert bob.stdout.readline() == "ready\n"
-        monkeypatch.setattr(holders, "opened", counted)
+        opened.clear()
         monkeypatch.setattr(holders, "time", SimpleNamespace(sleep=pauses.append))
         held = host.leases.held(GPUS)
         bob.kill()

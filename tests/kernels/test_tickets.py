@@ -179,20 +179,6 @@ def test_a_request_that_is_damaged_keeps_nothing(host: Leases, text: str) -> Non
     assert not any(locks)
 
 
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files of leases that are opened to look at them, in order."""
-    found: list[Path] = []
-    real = holders.opened
-
-    def counted(path: Path, flags: int = os.O_RDONLY) -> int:
-        found.append(path)
-        return real(path, flags)
-
-    monkeypatch.setattr(holders, "opened", counted)
-    return found
-
-
 def test_requests_for_very_many_locks_do_not_slow_others_down(host: Leases, opened: list[Path]) -> None:
     """A user keeps as many tickets as are read, each for 256 other locks: a look looks at 256 of these locks."""
     requests = [host.join([], 0, ME) for _ in range(holders.MAX_NOTES)]

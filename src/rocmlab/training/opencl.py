@@ -82,9 +82,7 @@ def _first_that_compiles(candidates: list[tuple[Device, Description]]) -> tuple[
             return one, description
         reasons.append(f"{description['platform']}: {error or unlinked}")
     for (one, description), reason in zip(candidates, reasons, strict=True):
-        rejected = pocl.REJECTED in reason
-        renamed = rejected and pocl.rename(one, one.platform.version, pocl.processor()) is not None
-        if renamed and not compile_error(one) and not (unlinked := _link_error(one)):
+        if pocl.REJECTED in reason and _compiles_for_older(one) and not (unlinked := _link_error(one)):
             return one, description
     if unlinked:
         raise CannotLink("PoCL's wheel cannot link a kernel for this CPU", unlinked, GET_LINKER)
@@ -106,6 +104,11 @@ def compile_error(device: Device) -> str:
     return ""
 
 
+def _compiles_for_older(device: Device) -> bool:
+    """Give a device of PoCL's wheel an older processor's name; return whether its compiler takes that one."""
+    return bool(pocl.rename(device, device.platform.version, pocl.processor())) and not compile_error(device)
+
+
 def _link_error(device: Device) -> str:
     return pocl.link_error() if pocl.is_wheel(device.platform.version) else ""
 
@@ -115,7 +118,7 @@ def compute_with_wheel() -> None:
     cl = _pyopencl()
     device = next(one for one, _ in visible() if pocl.is_wheel(one.platform.version))
     if compile_error(device):
-        pocl.rename(device, device.platform.version, pocl.processor())
+        _compiles_for_older(device)
     context = cl.Context([device])
     queue = cl.CommandQueue(context)
     buffer = cl.Buffer(context, cl.mem_flags.READ_WRITE, 4)

@@ -18,15 +18,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rocmlab import __version__
 from rocmlab.base import addresses, confidential, cores, private
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, token
-
-if TYPE_CHECKING:  # a server without a cluster imports this file at its start, and needs none of it
-    from rocmlab.devices import Device
+from rocmlab.devices import Device, discover, is_simulated, system_root, visibility
+from rocmlab.devices.rocm import rocm_version
 
 OFF, HEAD = "off", "head"
 CPU_PLACE = "cpu_place"  # the resource that a job without a GPU takes
@@ -90,9 +88,6 @@ def plan(
             f"CLUSTER={chosen or OFF}",
             "make cluster-up, or make cluster-join HEAD=host:port CLUSTER_TOKEN=…",
         )
-    from rocmlab.devices import discover, is_simulated, system_root
-    from rocmlab.devices.rocm import rocm_version
-
     first = ports.parse(environment.get("CLUSTER_PORT") or str(ports.FIRST))
     is_head = chosen == HEAD
     head_host = "" if is_head else ports.split(chosen)[0]
@@ -243,8 +238,6 @@ def ray_environment(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
         "DASHBOARD_METRIC_PORT": "-1",  # they fail to listen, log that, and continue
         "ROCMLAB_CLUSTER_NODE": "1",
     }
-    from rocmlab.devices import visibility
-
     return visibility.apply({**confidential.without(base), **changed}, plan.devices)
 
 
