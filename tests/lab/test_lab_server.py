@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -790,3 +791,26 @@ def test_what_page_saved_and_what_other_clients_run_is_left_alone(lab: Lab) -> N
     assert lab.server.request(outputs, token=None)[0] == 403
     assert lab.server.request(f"{outputs}&after=x")[0] == 400
     assert lab.server.json("rocmlab/api/outputs/unknown?session=x")["cells"] == []
+
+
+def test_a_kernel_that_starts_is_listed_at_any_moment(lab: Lab) -> None:
+    """jupyter_server lists it before it has set when it was active; pages that asked just then were answered 500."""
+    server, over, answers = lab.server, threading.Event(), Counter()
+
+    def ask() -> None:
+        while not over.is_set():
+            answers.update([server.request("api/kernels")[0]])
+
+    asking = [threading.Thread(target=ask) for _ in range(2)]
+    for each in asking:
+        each.start()
+    try:
+        for _ in range(12):
+            kernel = server.json("api/kernels", "POST", {"name": "torch-cpu"}, status=201)
+            server.json(f"api/kernels/{kernel['id']}", "DELETE", status=204)
+    finally:
+        over.set()
+        for each in asking:
+            each.join()
+
+    assert set(answers) == {200}

@@ -123,6 +123,10 @@ class RocmlabProvisioner(LocalProvisioner):  # type: ignore[misc]  # jupyter_cli
     async def post_launch(self, **kwargs: Any) -> None:  # noqa: ANN401
         """Let go of the lease if the kernel crashes so often that it is not started again."""
         await super().post_launch(**kwargs)
+        if self.parent is not None and self.parent.has_trait("last_activity"):
+            # Of jupyter_server, which lists a kernel before it has set these, and answers 500 where they are unset.
+            self.parent.last_activity = datetime.now(timezone.utc)
+            self.parent.execution_state = self.parent.execution_state or "starting"
         if not self._has_callback and getattr(self.parent, "_restarter", None) is not None:
             self.parent.add_restart_callback(self.let_go, "dead")
             self._has_callback = True
