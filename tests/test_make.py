@@ -161,6 +161,22 @@ def test_an_option_of_pytest_in_tests_is_refused(repository: Path) -> None:
     assert "fix: PYTHONPATH=src" in done.stderr
 
 
+@pytest.mark.parametrize("part", ["--fast", "--hermetic", ""])
+@pytest.mark.parametrize("named", ["tests/test_make.py", "tests/container/test_image.py"])
+def test_a_run_without_any_test_fails(repository: Path, tmp_path: Path, part: str, named: str) -> None:
+    """As where `make test-fast` names a slow one: it said nothing, and passed."""
+    pytest_ = tmp_path / "python"
+    command = [repository / "scripts/test", *part.split(), pytest_, named]
+    found = []
+    for code in (5, 0, 1):
+        pytest_.write_text(f"#!/bin/sh\nexit {code}\n")
+        pytest_.chmod(0o755)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found.append((done.returncode, "error: no test was run" in done.stderr))
+
+    assert found == [(5, True), (0, False), (1, False)]
+
+
 def test_what_test_long_gives_to_the_script_is_accepted(repository: Path) -> None:
     """Its words are files; with options of pytest it ended before most of its tests, which no other run has in full."""
     printed = subprocess.run(

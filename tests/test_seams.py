@@ -9,21 +9,11 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-# What is replaced all the same: (file, name), and why.
+# Names of other projects that are replaced all the same: (file, name), and why.
 EXCEPTIONS: Mapping[tuple[str, str], str] = {
-    (
-        "telemetry/test_seam_library.py",
-        "_nvmlGetFunctionPointer_cache",
-    ): "nvidia-ml-py keeps functions",
+    ("telemetry/test_seam_library.py", "_nvmlGetFunctionPointer_cache"): "nvidia-ml-py keeps functions",
     ("telemetry/test_seam_names.py", "_pid"): "it is psutil's own, and no process of that number exists",
-    ("training/frameworks/test_resident_progress.py", "_group"): "how many steps fit into a program is measured",
-    (
-        "training/frameworks/test_resident_tensorflow.py",
-        "_possible_ways",
-    ): "a model that fails in each way is not known",
-    ("training/frameworks/test_resident_tensorflow.py", "_put"): "copies to a device are counted, and not seen outside",
     ("training/frameworks/test_resident_torch.py", "_parallel_update_step"): "it is Keras's own",
-    ("training/frameworks/test_resident_torch.py", "_reasons"): "a probe is made once for a process",
 }
 
 

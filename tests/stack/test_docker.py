@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from demos import until
 from engine_words import container
 from engine_words import image as engine_image
 from test_engine import docker
@@ -138,6 +139,46 @@ class TestLooks:
         assert failed[0] != 0
         assert again[0] == 0
         assert third != fourth
+
+    def test_what_was_begun_is_not_asked_again(self, asked: DockerLab, tmp_path: Path) -> None:
+        """Which containers run and are left, and for the image: one call each, however often it begins."""
+        asked.look_ahead()
+        asked.look_ahead()
+        container, image = asked.known_container(), asked.image_id(asked.image)
+        asked.look_ahead()
+
+        assert container
+        assert image
+        until(lambda: len((tmp_path / "asked").read_text().splitlines()) == 3)
+        words = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
+        assert sorted((line[0], line[-1] == "--all") for line in words) == [
+            ("image", False),
+            ("ps", False),
+            ("ps", True),
+        ]
+
+    @pytest.mark.parametrize("reason", ["failed", "changed", "old"])
+    def test_a_begun_answer_that_no_longer_counts_is_asked_again(
+        self, asked: DockerLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+    ) -> None:
+        """It failed, or this process changed something, or it was begun more than two seconds ago."""
+        log = tmp_path / "asked"
+
+        def count() -> int:
+            return len(log.read_text().splitlines()) if log.exists() else 0
+
+        if reason == "failed":
+            (tmp_path / "down").touch()
+        if reason == "old":
+            monkeypatch.setattr(looks, "SECONDS", 0.0)
+        asked.look_ahead()
+        until(lambda: count() == 3)
+        if reason == "changed":
+            asked.engine("rm", "x")
+        before = count()
+        asked.container()
+
+        assert count() == before + 1
 
 
 class TestDockerfile:

@@ -32,6 +32,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         doctor.refuse(doctor.blocking(project))
     while True:
         with projects.locked(project, say):
+            project.lab.look_ahead()
             stop = would_stop(project, command)
         if stop:
             stopping.check(*stop, consent, say)

@@ -42,6 +42,15 @@ class ContainerLab(ImageLab):
     def _filters(self) -> list[str]:
         """Return the options with which the engine's `ps` lists the lab's container alone."""
 
+    def _listing(self) -> tuple[str, ...]:
+        """Return the engine's command that lists the lab's running container."""
+        return ("ps", "--quiet", "--no-trunc", *self._filters())
+
+    def look_ahead(self) -> None:
+        """Begin to ask which containers run and are left, and for the image."""
+        for command in (self._listing(), (*self._listing(), "--all"), ("image", "inspect", self.image)):
+            looks.begin([self.program, *command], self.environment)
+
     def container(self, *, running_only: bool = True) -> str | None:
         """Return the id of the lab's container, or None; None also where the engine does not answer."""
         try:
@@ -65,7 +74,7 @@ class ContainerLab(ImageLab):
 
         Where one runs and another one is left, it is the one that runs.
         """
-        command = ("ps", "--quiet", "--no-trunc", *self._filters())
+        command = self._listing()
         found = self.query(*command).split()
         if not found and not running_only:
             found = self.query(*command, "--all").split()

@@ -40,6 +40,9 @@ class Lab(ABC):
         self.base_url = values.get(BASE_URL) or hosts.ROOT  # begins and ends with a slash
         self.notebooks = settings.path(values.get("NOTEBOOKS_DIR") or settings.get("NOTEBOOKS_DIR"))  # shown as work/
 
+    def look_ahead(self) -> None:  # noqa: B027  natively there is no engine to ask
+        """Begin to ask all at once what `make up` would ask one after the other."""
+
     @abstractmethod
     def is_prepared(self) -> bool:
         """Return whether the image or environment is there and current."""

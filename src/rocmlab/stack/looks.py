@@ -1,21 +1,32 @@
 """What an engine has shown, remembered for two seconds, for all labs of this process.
 
 Each call of an engine's client takes about 100 ms, and one `make up` asks for its container a dozen times. What this
-process changes makes it ask again at once.
+process changes makes it ask again at once. Several questions can be begun at the same time.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 
+from rocmlab.base import background
 from rocmlab.stack import process
 
 SECONDS = 2.0
 WHICH_ENGINE = ("PATH", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "CONTAINER_HOST")  # variables of the client
-# By command, engine, and what it depends on: until when it counts, and what was printed.
-_shown: dict[tuple[tuple[str, ...], tuple[str, ...], Hashable], tuple[float, str]] = {}
+Question = tuple[tuple[str, ...], tuple[str, ...], Hashable]  # command, engine, and what the answer depends on
+_shown: dict[Question, tuple[float, str]] = {}  # until when it counts, and what was printed
+_begun: dict[Question, tuple[float, Future[tuple[int, str]]]] = {}  # until when it counts, and the answer
+
+
+def begin(command: Sequence[str], environment: Mapping[str, str], *, timeout_seconds: float = 60) -> None:
+    """Start a command of an engine that will be asked for soon, and continue."""
+    question = _question(command, environment)
+    if question not in _begun and time.monotonic() >= _shown.get(question, (0.0, ""))[0]:
+        answer = background.start(lambda: process.capture(command, env=environment, timeout_seconds=timeout_seconds))
+        _begun[question] = time.monotonic() + SECONDS, answer
 
 
 def ask(
@@ -25,8 +36,12 @@ def ask(
 
     It is also run again where `depends_on` is another value. See `process.capture` for what is returned.
     """
-    engine = tuple(environment.get(name, "") for name in WHICH_ENGINE)
-    question = (tuple(command), engine, depends_on)
+    question = _question(command, environment, depends_on)
+    if question in _begun:
+        until, answer = _begun.pop(question)
+        code, output = answer.result()
+        if code == 0:
+            _shown[question] = until, output
     until, output = _shown.get(question, (0.0, ""))
     if time.monotonic() < until:
         return 0, output
@@ -34,6 +49,10 @@ def ask(
     if code == 0:
         _shown[question] = time.monotonic() + SECONDS, output
     return code, output
+
+
+def _question(command: Sequence[str], environment: Mapping[str, str], depends_on: Hashable = ()) -> Question:
+    return tuple(command), tuple(environment.get(name, "") for name in WHICH_ENGINE), depends_on
 
 
 @contextmanager
@@ -47,5 +66,6 @@ def changing() -> Iterator[None]:
 
 def forget(word: str = "") -> None:
     """Ask again, by all commands or by one such as `ps`: something has changed, or two seconds ago is too old."""
-    for question in [each for each in _shown if word in ("", each[0][1])]:
-        del _shown[question]
+    for known in (_shown, _begun):
+        for question in [each for each in known if word in ("", each[0][1])]:
+            del known[question]

@@ -170,7 +170,7 @@ class TestWays:
     @pytest.mark.parametrize("way", WAYS)
     def test_each_way_ends_where_fit_does(self, keras, fit_resident, engine, monkeypatch, way):
         """A whole epoch in XLA, a compiled step, a graph, a graph of a step and eager steps agree with fit."""
-        monkeypatch.setattr(engine.TensorFlowEngine, "_possible_ways", lambda _self: ([way], ""))
+        monkeypatch.setattr(engine, "possible_ways", lambda *_: ([way], ""))
 
         *_, result = side_by_side(
             fit_resident,
@@ -329,15 +329,15 @@ class TestOrder:
     def test_two_blocks_lie_on_the_device_at_most(self, keras, fit_resident, engine, monkeypatch):
         """The block that was computed is gone before the one after the next is sent: each has half of the memory."""
         x, y = digits(330)
-        sent, alive, put = [], [], engine.TensorFlowEngine._put
+        sent, alive, tree_map = [], [], engine.tree_map
 
-        def counted(self, samples):
-            block = put(self, samples)
+        def counted(to_device, samples):
+            block = tree_map(to_device, samples)
             sent.append(weakref.ref(block[0]))
             alive.append(sum(one() is not None for one in sent))
             return block
 
-        monkeypatch.setattr(engine.TensorFlowEngine, "_put", counted)
+        monkeypatch.setattr(engine, "tree_map", counted)
         fit_resident(dense(keras), x, y, epochs=2, memory_bytes=4 * 32 * (12 * 4 + 8), verbose=0)
 
         assert len(alive) == 2 * 6

@@ -730,7 +730,7 @@ def test_parts_of_keras_that_are_others_are_left_alone(keras, fit_resident, monk
     """Where Keras' private parts are not as expected its own run: the results of `fit`, and one warning for each."""
     from rocmlab.training.resident import keras_torch, probes
 
-    monkeypatch.setattr(probes, "_reasons", {})
+    monkeypatch.setattr(probes, "reasons", {})
     layer = keras.layers.BatchNormalization
     usual = layer.__init__
     monkeypatch.setattr(layer, "__init__", lambda self, *a, unheard=0, **b: usual(self, *a, **b))

@@ -38,7 +38,7 @@ class TensorFlowEngine:
         self._validation = None
         if data.validation and len(self._plan.validation) == 1:
             self._validation = self._put(data.validation)
-        ways, self._reason = self._possible_ways()
+        ways, self._reason = possible_ways(model, self._replicas, self._device)
         # On a CPU Keras uses XLA only on request; there we decide.
         is_cpu = "CPU" in self._device
         avoidable = () if not is_cpu else (EPOCH,) if model.jit_compile else (EPOCH, STEP)
@@ -71,17 +71,6 @@ class TensorFlowEngine:
         self._train = self._validation = None
         self._training.forget()
         self._testing.forget()
-
-    def _possible_ways(self) -> tuple[list[str], str]:
-        if self._model.run_eagerly:
-            return [EAGER], "the model is compiled with run_eagerly"
-        if self._replicas > 1:
-            return [GRAPH, BATCH], "XLA cannot compile a step whose replicas exchange gradients"
-        if not all(getattr(layer, "supports_jit", True) for layer in layers_of(self._model)):
-            return [GRAPH, BATCH], "a layer of the model does not support XLA"
-        if "CPU" not in self._device and not self._model.jit_compile:
-            return [GRAPH, BATCH], "the model is compiled with jit_compile=False"
-        return [EPOCH, STEP, GRAPH, BATCH], ""
 
     def _blocks_to_train(self, epoch: int) -> Iterator[tuple[Arrays, Tensor]]:
         count = self._data.train.count
@@ -147,6 +136,19 @@ class TensorFlowEngine:
                 f"each replica needs at least one, in training and validation (batch_size={self._options.batch_size})",
                 f"leave the last {last} sample(s) out, or pass another batch_size",
             )
+
+
+def possible_ways(model: Model, replicas: int, device: str) -> tuple[list[str], str]:
+    """Return the ways to run an epoch, the fastest first, and why the fastest of all are not among them, else empty."""
+    if model.run_eagerly:
+        return [EAGER], "the model is compiled with run_eagerly"
+    if replicas > 1:
+        return [GRAPH, BATCH], "XLA cannot compile a step whose replicas exchange gradients"
+    if not all(getattr(layer, "supports_jit", True) for layer in layers_of(model)):
+        return [GRAPH, BATCH], "a layer of the model does not support XLA"
+    if "CPU" not in device and not model.jit_compile:
+        return [GRAPH, BATCH], "the model is compiled with jit_compile=False"
+    return [EPOCH, STEP, GRAPH, BATCH], ""
 
 
 def _spoken(device: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rocmlab.training.resident.engine import fell_back, summary
 
-_reasons: dict[str, str] = {}  # why a replacement is not used, empty where it is, by what is replaced
+reasons: dict[str, str] = {}  # why a replacement is not used, empty where it is, by what is replaced
 
 
 def usable(name: str, trial: Callable[[], str]) -> bool:
@@ -20,19 +20,19 @@ def usable(name: str, trial: Callable[[], str]) -> bool:
 
     `trial` tries it, once in a process: it returns what is not as expected, or raises; empty if all is.
     """
-    if name not in _reasons:
+    if name not in reasons:
         try:
-            _reasons[name] = trial()
+            reasons[name] = trial()
         except Exception as err:  # whatever another version of a framework does
-            _reasons[name] = summary(err)
-        if _reasons[name]:
+            reasons[name] = summary(err)
+        if reasons[name]:
             fell_back(f"{_sentence(name)}; the framework's own is used, which may be slower")
-    return not _reasons[name]
+    return not reasons[name]
 
 
 def reports() -> list[str]:
     """Return a sentence for each replacement that is not used, for `how`."""
-    return [_sentence(name) for name, reason in _reasons.items() if reason]
+    return [_sentence(name) for name, reason in reasons.items() if reason]
 
 
 @contextlib.contextmanager
@@ -49,4 +49,4 @@ def replacing(replaced: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 def _sentence(name: str) -> str:
-    return f"our {name} does not fit this version of the framework ({_reasons[name]})"
+    return f"our {name} does not fit this version of the framework ({reasons[name]})"

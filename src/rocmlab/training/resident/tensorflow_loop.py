@@ -31,7 +31,7 @@ SLOW_IN_XLA = ("Conv", "DepthwiseConv", "BatchMatMul", "Einsum")
 
 # On a GPU an XLA loop whose length is an argument waits for the host before each turn. So small steps go in groups of a
 # fixed length there. Small: that many products of a weight and a sample, at most, and no operation of SLOW_IN_XLA.
-GROUP = 16
+GROUP = {"cpu": 1, "gpu": 16}  # at most
 SMALL_STEP = 1e9
 
 
@@ -106,9 +106,10 @@ class Loop:
     def _group(self, arrays: Arrays, order: Tensor) -> int:
         """Return the steps of a group: 1 where a loop of unknown length costs nothing that could be measured."""
         weights = sum(int(np.prod(variable.shape)) for variable in self._model.trainable_variables)
-        if self._is_cpu or weights * self._batch_size > SMALL_STEP or self.slow_in_xla(arrays, order):
+        largest = GROUP["cpu" if self._is_cpu else "gpu"]
+        if largest == 1 or weights * self._batch_size > SMALL_STEP or self.slow_in_xla(arrays, order):
             return 1
-        return GROUP
+        return largest
 
     def slow_in_xla(self, arrays: Arrays, order: Tensor) -> str:
         """Return the kind of operation that makes XLA the slower way on a CPU; empty when there is none."""
