@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,10 @@ from rocmlab.cli import demo_work
 from rocmlab.cli.main import main
 from rocmlab.stack import demo
 from rocmlab.stack import project as projects
+from rocmlab.stack.environment import MARKER
+from rocmlab.stack.native import NativeLab
+from rocmlab.stack.podman import PodmanLab
+from rocmlab.telemetry.seam import programs
 
 
 class Lab:
@@ -133,6 +138,60 @@ def test_a_port_that_is_given_and_taken_is_an_error_that_names_another(
 
     assert "fix: rocmlab demo --port " in capsys.readouterr().err
     assert [*tmp_path.iterdir()] == []
+
+
+def native_lab_for(folder: Path, backend: str) -> list[Path]:
+    """Put a native lab for a backend into a project, which does not run; return its files."""
+    (folder / ".env").write_text(
+        f"ROCMLAB_BACKEND={backend}\nROCMLAB_RUNTIME=native\nJUPYTER_TOKEN=t\nPORT=1\nSHARE=./share\nRUNTIME=native\n"
+    )
+    (folder / "notebooks").mkdir()
+    (folder / ".venv/bin").mkdir(parents=True)
+    (folder / ".venv/bin/python").symlink_to(sys.executable)
+    (folder / ".venv" / MARKER).write_text(f'{{"backend": "{backend}"}}')
+    return sorted(folder.rglob("*"))
+
+
+def test_the_environment_of_the_own_lab_is_not_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A native lab for AMD GPUs has many gigabytes in it, which the next `make up` would have installed again."""
+    before = native_lab_for(tmp_path, "rocm")
+    monkeypatch.setattr(projects, "find", lambda: tmp_path)
+    monkeypatch.setattr(demo, "start", lambda *_, **__: pytest.fail("it was started"))
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["demo"]) == 2
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+    said = capsys.readouterr().err
+    assert "would change the environment of your lab" in said
+    assert f"git clone {tmp_path}" in said
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.name != ".rocmlab"] == before
+
+
+def test_nvitop_shows_the_host_that_was_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lab's nvitop, where this Python has none: with that host natively; a container sees only its own."""
+    native_lab_for(tmp_path, "cpu")
+    started: list[object] = []
+    monkeypatch.setattr(projects, "find", lambda: tmp_path)
+    monkeypatch.setattr(programs, "is_module_here", lambda _: False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("ROCMLAB_ROOT", "/a/simulated/host")
+    monkeypatch.setattr(NativeLab, "is_startable", lambda _: True)
+    monkeypatch.setattr(NativeLab, "run", lambda _, words, variables=None: started.append((words, variables)) or 0)
+    assert main(["nvitop", "-1"]) == 0
+    assert started == [(["nvitop", "-1"], {"ROCMLAB_ROOT": "/a/simulated/host"})]
+
+    (tmp_path / ".env").write_text(
+        (tmp_path / ".env").read_text().replace("=native", "=podman") + "ROCMLAB_IMAGE=i\nCOMPOSE_PROJECT_NAME=p\n"
+    )
+    monkeypatch.setattr(PodmanLab, "is_running", lambda _: True)
+    assert main(["nvitop", "-1"]) == 2
+    assert "does not see the host /a/simulated/host" in capsys.readouterr().err
 
 
 def test_the_trainings_last_as_long_as_is_said(tmp_path: Path) -> None:

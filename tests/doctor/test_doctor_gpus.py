@@ -40,6 +40,17 @@ class TestSupport:
         look.env_file(HSA_OVERRIDE_GFX_VERSION="10.3.0")
         silent(look(), "gfx.support")
 
+    def test_natively_the_line_in_the_env_file_counts_as_well(self, tmp_path: Path) -> None:
+        """And where it is wrong, the fix is in the same file."""
+        look = at(tmp_path, NAVI23)
+        look.runtime = "native"
+        fires(look(), "gfx.support", WARNS)
+
+        look.env_file(HSA_OVERRIDE_GFX_VERSION="10.3.0")
+        silent(look(), "gfx.support")
+        look.env_file(HSA_OVERRIDE_GFX_VERSION="11.0.0")
+        assert "sed -i" in fires(look(), "env.override", BLOCKS).problem.fix
+
     def test_beside_another_generation_the_override_is_for_one_node(self, tmp_path: Path) -> None:
         """For all GPUs it would break the other one."""
         look = at(tmp_path, TWO[0], NAVI23)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+import psutil
 import strangers
 import websocket
 from attempts import Attempt, Group
@@ -210,7 +212,8 @@ def _environment(target: Target) -> Iterator[Attempt]:
         "the server's environment": "\n".join(target.processes()[-1].parents()[0].environ().values()),
     }
     for process in target.processes():
-        shown[f"the environment of {process.name()} {process.pid}"] = json.dumps(process.environ())
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            shown[f"the environment of {process.name()} {process.pid}"] = json.dumps(process.environ())
     for where, text in shown.items():
         for name, value in target.secrets.items():
             yield Attempt(f"{name} in {where}", partial(_holds, text, value))

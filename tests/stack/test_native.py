@@ -399,6 +399,26 @@ class TestVisibility:
         assert env["HF_HOME"] == "/data/huggingface"
         assert env["KERAS_HOME"] == str(lab.share_folder / "cache/keras")
 
+    def test_variables_of_rocm_in_the_env_file_reach_the_lab(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in a container: they win over this terminal's, and a change restarts the lab; nothing else is taken."""
+        monkeypatch.setenv("HSA_OVERRIDE_GFX_VERSION", "11.0.0")
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        lab = make_lab(tmp_path)
+        before = lab.server_environment()
+        running = lab._configuration()
+        with (tmp_path / ".env").open("a") as file:
+            file.write("HSA_OVERRIDE_GFX_VERSION=10.3.0\nHF_TOKEN=hf\nTZ=\nPYTHONHOME=/nowhere\n")
+
+        env = lab.server_environment()
+
+        assert before["HSA_OVERRIDE_GFX_VERSION"] == "11.0.0"
+        assert (env["HSA_OVERRIDE_GFX_VERSION"], env["HF_TOKEN"]) == ("10.3.0", "hf")
+        assert "PYTHONHOME" not in env
+        assert env.get("TZ") == before.get("TZ")
+        assert lab._configuration() != running
+
     def test_what_pip_needs_reaches_it_and_the_kernels(self, tmp_path: Path) -> None:
         """CA_BUNDLE and PIP_CONFIG: for the installation, and for `%pip install`."""
         lab = make_lab(tmp_path)

@@ -12,10 +12,12 @@ from pathlib import Path
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cli import demo_work
 from rocmlab.cli.main import command_parser
-from rocmlab.cli.up import say
+from rocmlab.cli.up import changes_environment, say
 from rocmlab.simulation import Live
 from rocmlab.stack import demo, remote, server
 from rocmlab.stack import project as projects
+from rocmlab.stack.container import ContainerLab
+from rocmlab.stack.lab import Lab
 from rocmlab.stack.project import Project
 
 GPUS = 4
@@ -38,7 +40,12 @@ def main(name: str, arguments: Sequence[str]) -> int:
     live = Live(settings.state / "host", gpus=GPUS, processes=())
     demo_work.mark(settings.state)
     demo_work.write_notebooks(settings.state / "notebooks")
-    project = demo.plan(folder, settings)
+    try:
+        project = demo.plan(folder, settings)
+        _check_environment(project, folder)
+    except RocmlabError:
+        demo.clear(settings)
+        raise
     say("SIMULATED: four GPUs that do not exist, and trainings that only wait; nothing here computes on a GPU")
     started: list[subprocess.Popen[bytes]] = []
     try:
@@ -89,6 +96,19 @@ def _check_nothing_runs(state: Path, folder: Path) -> None:
         )
 
 
+def _check_environment(project: Project, folder: Path) -> None:
+    """Raise RocmlabError if the environment of the own lab would be made again."""
+    own = projects.existing(folder)
+    if own is None or own.choice.runtime != "native" or not changes_environment(project):
+        return
+    raise RocmlabError(
+        "the demonstration would change the environment of your lab",
+        f"{folder / '.venv'} is for the backend {own.choice.backend} and as the last `make up` made it; the "
+        f"demonstration needs the present version of it for {project.choice.backend}",
+        f"git clone {folder} {folder}-demo && cd {folder}-demo && make demo",
+    )
+
+
 def _open_idle_notebook(project: Project, notebook: str) -> None:
     """Have JupyterLab start a kernel that holds a GPU and does nothing."""
     specs = project.lab.ask("/api/kernelspecs", timeout_seconds=20)[1] or {}
@@ -129,8 +149,15 @@ def _announce(project: Project, host: Path) -> None:
     print()
     print("  in another terminal:")
     print(f"    ROCMLAB_ROOT={host} scripts/rocmlab smi --watch")
-    print(f"    ROCMLAB_ROOT={host} scripts/rocmlab nvitop")
+    print(f"    {_nvitop(project.lab, host)}")
     print(f"    ROCMLAB_ROOT={host} scripts/rocmlab devices\n\n  Ctrl-C ends it and removes what it made\n", flush=True)
+
+
+def _nvitop(lab: Lab, host: Path) -> str:
+    """Return the command for nvitop, which the lab has, and this host perhaps not."""
+    if isinstance(lab, ContainerLab):
+        return f"{lab.program} exec -it {(lab.container() or '')[:12]} start.sh rocmlab nvitop"
+    return f"ROCMLAB_ROOT={host} .venv/bin/rocmlab nvitop"
 
 
 def _show(live: Live, project: Project, state: Path, seconds: float | None) -> None:

@@ -50,10 +50,19 @@ def _in_the_lab(name: str, options: Sequence[str]) -> int:
     fix = "make up, and then make top; or without the lab: python3 -m pip install nvitop"
     if os.environ.get("ROCMLAB_RUNTIME"):
         raise RocmlabError("nvitop is missing in the lab", "something has removed it", "make build, then make up")
+    root = os.environ.get("ROCMLAB_ROOT", "")
     try:
         lab = projects.reopen(projects.find()).lab
     except RocmlabError as err:
         raise RocmlabError("nvitop not found", f"{why}, and {err.problem.what}", fix) from err
     if not (lab.is_running() or (isinstance(lab, NativeLab) and lab.is_startable())):
         raise RocmlabError("nvitop not found", f"{why}, and the lab, which has it, does not run", fix)
-    return lab.run([name, *options])
+    if root in ("", "/", lab.settings.get("ROCMLAB_ROOT")):
+        return lab.run([name, *options])
+    if not isinstance(lab, NativeLab):
+        raise RocmlabError(
+            "nvitop not found",
+            f"{why}, and the lab, which has it, does not see the host {root} (ROCMLAB_ROOT)",
+            "python3 -m pip install nvitop",
+        )
+    return lab.run([name, *options], {"ROCMLAB_ROOT": root})

@@ -22,17 +22,15 @@ from rocmlab.stack import described, envfile, image_kind, image_size, looks, pro
 from rocmlab.stack.lab import Lab, Say
 from rocmlab.stack.process import EngineSilent
 from rocmlab.stack.progress import BuildProgress, PullProgress
-from rocmlab.stack.settings import Settings, qualified
+from rocmlab.stack.settings import FOR_FRAMEWORKS, Settings, qualified
 
 # For the base image unpacked and our layers.
 NEEDED_BYTES = {"rocm": 60e9, "cuda": 25e9, "cpu": 8e9, "slim": 10e9, "debian": 25e9}
 PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")  # which the build needs as well
 PASSED_INTO_THE_LAB = (  # where `.env` has them; the same as those of compose.yaml's `environment`, but for proxies
-    *("ALLOWED_HOSTS", "AMD_LOG_LEVEL", "GPU_MAX_HW_QUEUES", "HF_TOKEN"),
-    *("HIP_VISIBLE_DEVICES", "HSA_ENABLE_SDMA", "LAB_BASE_URL"),
-    *("HSA_OVERRIDE_GFX_VERSION", "MIOPEN_FIND_MODE", "NB_UMASK", "NCCL_DEBUG", "ROCMLAB_LAB", "ROCMLAB_USER"),
-    *("ROCR_VISIBLE_DEVICES", "TZ"),
-    *(f"HSA_OVERRIDE_GFX_VERSION_{node}" for node in range(1, 10)),
+    *FOR_FRAMEWORKS,
+    *("ALLOWED_HOSTS", "HIP_VISIBLE_DEVICES", "LAB_BASE_URL", "NB_UMASK", "ROCMLAB_LAB", "ROCMLAB_USER"),
+    "ROCR_VISIBLE_DEVICES",
 )
 SECRETS = {"ca_bundle": "CA_BUNDLE", "pip_config": "PIP_CONFIG"}  # by name in the container: the variable with its path
 HOME = "/home/jovyan"  # in the container: what the lab shows, work/ and share/

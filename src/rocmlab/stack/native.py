@@ -173,7 +173,7 @@ class NativeLab(Lab):
         }
         for name, folder in (("KERAS_HOME", "keras"), ("HF_HOME", "huggingface")):
             env.setdefault(name, str(self.share_folder / "cache" / folder))
-        env |= self.venv.variables | self.node.environment()
+        env |= self.settings.for_frameworks() | self.venv.variables | self.node.environment()
         backend, choice, root = self.values["ROCMLAB_BACKEND"], self.settings.get("GPUS"), Path("/")
         env.pop("ROCMLAB_ROOT", None)
         if simulated := self.settings.get("ROCMLAB_ROOT"):
@@ -207,7 +207,7 @@ class NativeLab(Lab):
         found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS"), "home": str(self.home)}
         found |= {name: self.settings.get(name) for name in ("ROCMLAB_ROOT", lease_folder.SETTING, hosts.SETTING)}
         found |= {hosts.BASE_URL: self.base_url} if self.base_url != hosts.ROOT else {}
-        found |= self._bound() | self.node.configuration()
+        found |= self._bound() | self.node.configuration() | self.settings.for_frameworks()
         return {**found, "environment": self.venv.fingerprint()}
 
     def _is_configured(self) -> bool:

@@ -37,6 +37,11 @@ INTERNAL = (
     *("ROCMLAB_LAB", "ROCMLAB_USER", "ROCMLAB_LEASES", "ROCMLAB_LIMITS", "ROCMLAB_BASE_URL", "ROCMLAB_BIND_HOSTS"),
     "COMPOSE_PATH_SEPARATOR",
 )
+FOR_FRAMEWORKS = (  # variables of ROCm, the frameworks and other programs: where `.env` has them, each lab gets them
+    *("AMD_LOG_LEVEL", "GPU_MAX_HW_QUEUES", "HF_TOKEN", "HSA_ENABLE_SDMA", "HSA_OVERRIDE_GFX_VERSION"),
+    *(f"HSA_OVERRIDE_GFX_VERSION_{node}" for node in range(1, 10)),
+    *("MIOPEN_FIND_MODE", "NCCL_DEBUG", "TZ"),
+)
 DERIVED = (*INTERNAL, "COMPOSE_FILE", "RENDER_GID", "VIDEO_GID")
 PATHS = ("WHEELS", "CA_BUNDLE", "PIP_CONFIG")  # found on this machine unless they are set
 MAY_BE_EMPTY = {"TORCH_INDEX"}  # empty has a meaning: pip's own index
@@ -84,6 +89,10 @@ class Settings:
     def read_env(self) -> dict[str, str]:
         """Return the assignments in `.env`; raise RocmlabError if it cannot be read."""
         return envfile.parse(envfile.read(self.env_path))
+
+    def for_frameworks(self) -> dict[str, str]:
+        """Return what `.env` has for ROCm, the frameworks and other programs in the lab."""
+        return {name: value for name, value in self.read_env().items() if value and name in FOR_FRAMEWORKS}
 
     def get(self, name: str) -> str:
         """Return what a user chose, else the default if it is the same on every machine, else an empty string."""

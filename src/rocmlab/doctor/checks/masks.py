@@ -56,7 +56,10 @@ def _conflicts(s: Situation) -> list[Problem]:
 def _placed(s: Situation, verdict: Verdict) -> Verdict:
     """Write a fix as lines for the place where the variable is set: `.env` decides for a container."""
     problem = verdict.problem
-    if problem is None or s.runtime not in CONTAINER_RUNTIMES:
+    if problem is None:
+        return verdict
+    is_in_file = any(name in problem.fix for name in s.env_values if name.startswith(OVERRIDE))  # natively
+    if s.runtime not in CONTAINER_RUNTIMES and not is_in_file:
         return verdict
     about = HOST if s.side == CONTAINER else None
     return replace(verdict, problem=replace(problem, fix=for_env_file(problem.fix)), about=about)
