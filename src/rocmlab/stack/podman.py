@@ -114,7 +114,7 @@ class PodmanLab(ContainerLab):
             options.append(f"--volume={tokens.path(self.settings, name)}:/run/secrets/{name.lower()}:ro")
         if root := variables.get("ROCMLAB_ROOT"):
             options.append(f"--volume={root}:{SIMULATED_HOST}:ro")
-            if Path(root, "dev").is_dir():  # writable: on a read-only mount no plain file counts as an open node
+            if Path(root, "dev").is_dir():  # writable: its nodes are plain files, which programs open for writing
                 options.append(f"--volume={root}/dev:{SIMULATED_HOST}/dev")
         if folder := variables.get("ROCMLAB_LEASES"):
             options.append(f"--volume={folder}:{SIMULATED_HOST if root else ''}{lease_folder.USUAL}")

@@ -27,7 +27,7 @@ ISSUER = "https://token.actions.githubusercontent.com"
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 ORIGIN = re.compile(r"(?:https://|ssh://git@|git@)github\.com[/:]([\w.-]+/[\w.-]+?)(?:\.git)?/?", re.ASCII)
 VERIFY_SECONDS = 120.0
-INSTALL = "install it (Debian 13, Fedora, Homebrew: the package cosign)"
+INSTALL = "install it (Debian 13, Fedora, Homebrew: the package cosign; others: docs.sigstore.dev)"
 
 
 class NotUsed(Exception):
