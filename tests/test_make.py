@@ -164,7 +164,7 @@ def test_an_option_of_pytest_in_tests_is_refused(repository: Path) -> None:
 @pytest.mark.parametrize("part", ["--fast", "--hermetic", ""])
 @pytest.mark.parametrize("named", ["tests/test_make.py", "tests/container/test_image.py"])
 def test_a_run_without_any_test_fails(repository: Path, tmp_path: Path, part: str, named: str) -> None:
-    """As where `make test-fast` names a slow one: it passed without a word."""
+    """As where `make test-fast` names a slow one: it passed silently."""
     pytest_ = tmp_path / "python"
     command = [repository / "scripts/test", *part.split(), pytest_, named]
     found = []
