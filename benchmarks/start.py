@@ -215,7 +215,7 @@ def _named_apart(lab: DockerLab) -> dict[str, str]:
 def _copy(project: Path, target: Path) -> Path:
     """Copy what an image or an environment is made from, without what is hidden or compiled; return the copy."""
     ignored = shutil.ignore_patterns("__pycache__", ".*")
-    for source in (*IMAGE_SOURCES, "notebooks", "compose.yaml", ".dockerignore"):
+    for source in (*IMAGE_SOURCES, "notebooks", "scripts", "compose.yaml", ".dockerignore"):
         origin, copied = project / source, target / source
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(origin, copied, ignore=ignored) if origin.is_dir() else shutil.copy2(origin, copied)

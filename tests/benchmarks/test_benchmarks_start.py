@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import start
 from benchmarks.start import as_for_the_first_time
 from rocmlab.base.errors import RocmlabError
 
@@ -31,3 +32,12 @@ def test_a_dockerfile_whose_steps_cannot_be_told_apart_is_not_measured() -> None
     """The time would be that of a build which takes steps from an earlier one."""
     with pytest.raises(RocmlabError, match="the Dockerfile has no stage `base`"):
         as_for_the_first_time("FROM debian\nRUN true\n", "bench-1")
+
+
+def test_the_copy_that_is_measured_has_what_an_installation_needs(repository: Path, tmp_path: Path) -> None:
+    """`cold_native` failed, as the program that pyproject.toml names for builds was not in it."""
+    copied = start._copy(repository, tmp_path / "copy")
+
+    programs = re.findall(r'^path = "(.+)"$', (repository / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    assert "scripts/wheel_project.py" in programs
+    assert [each for each in programs if not (copied / each).is_file()] == []
