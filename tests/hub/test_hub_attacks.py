@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,53 @@ def test_an_administrator_sees_and_stops_all_labs_and_others_do_not(
     assert attacker.api("GET", "/hub/api/users").status_code in (200, 403)
     names = attacker.api("GET", "/hub/api/users")
     assert "ada" not in names.text
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_an_administrator_opens_no_lab_of_another(machine: Machine, victim: Client, path: str) -> None:
+    """JupyterHub's own administrators do; these see labs and stop them."""
+    chief = machine.client("chief")
+
+    for mode in ("navigate", "cors"):
+        headers = {"Sec-Fetch-Mode": mode, "X-XSRFToken": chief.xsrf("/hub/")}
+        answer = chief.session.get(machine.url + victim.prefix + path, headers=headers, timeout=30)
+        assert answer.status_code in (403, 404), answer.text
+
+
+def test_an_administrator_takes_no_users_place(machine: Machine, victim: Client) -> None:
+    """By a token, a share, another name, a password or more rights."""
+    chief = machine.client("chief")
+    own = chief.api("POST", "/hub/api/users/chief/tokens", {"note": "attack"}).json()["token"]
+
+    answers = [
+        requests.get(
+            machine.url + victim.prefix + "api/contents", headers={"Authorization": f"token {own}"}, timeout=30
+        ),
+        chief.api("POST", "/hub/api/users/ada/tokens", {"note": "attack"}),
+        chief.api("POST", "/hub/api/shares/ada/", {"user": "chief"}),
+        chief.api("PATCH", "/hub/api/users/ada", {"name": "other"}),
+        chief.api("PATCH", "/hub/api/users/chief", {"name": "ada2"}),
+        chief.api("PATCH", "/hub/api/users/chief", {"admin": True}),
+        chief.api("POST", "/hub/api/users", {"usernames": ["another"], "admin": True}),
+        chief.api("POST", "/hub/api/groups/new", {"users": ["chief"]}),
+    ]
+    assert {answer.status_code for answer in answers} <= {403, 404}
+    assert chief.get("/hub/admin").status_code == 200
+
+
+def test_who_is_no_longer_named_is_no_administrator(machine: Machine, attacker: Client) -> None:
+    """JupyterHub's setting for administrators only adds; a hub that was started with another one forgot no one."""
+    chief, python = machine.client("chief"), machine.folder / "python-with-accounts"
+    changed = replace(machine.found, access=replace(machine.found.access, admins=("bob",)))
+    assert chief.get("/hub/admin").status_code == 200
+    try:
+        machine.hub.start(changed, python, print)
+        assert machine.client("chief").get("/hub/admin").status_code == 403
+        assert machine.client("bob").get("/hub/admin").status_code == 200
+    finally:
+        machine.start()
+    assert machine.client("chief").get("/hub/admin").status_code == 200
+    assert attacker.get("/hub/admin").status_code == 403
 
 
 def test_a_page_of_one_users_lab_cannot_read_the_panel_with_anothers_cookies(machine: Machine, victim: Client) -> None:

@@ -96,7 +96,8 @@ def test_a_user_of_the_provider_has_a_lab_under_the_account_of_that_name(machine
 
 def test_administrators_are_those_of_the_setting(other: Other) -> None:
     """The provider has its own administrators; the name counts here."""
-    assert other.user("chief").state()["admin"] is True
+    assert other.user("chief").get("/hub/admin").status_code == 200
+    assert other.user("ada").get("/hub/admin").status_code == 403
 
 
 def test_who_may_log_in_at_the_provider_may_not_yet_here(other: Other) -> None:

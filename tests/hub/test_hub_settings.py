@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -14,7 +15,8 @@ from kernel_hosts import REPOSITORY
 from spawning import loaded
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.hub import configuration
+from rocmlab.hub import authenticators, configuration
+from rocmlab.hub.configuration import Access
 from rocmlab.hub.service import Hub, own_port
 from rocmlab.simulation import write_host
 from rocmlab.stack import project as projects
@@ -47,6 +49,18 @@ def test_what_the_page_shows_for_hub_config_is_loaded(tmp_path: Path, monkeypatc
         ]
 
 
+@pytest.mark.parametrize(("kind", "is_jupyterhubs_own"), [("pam", False), ("oauth", False), ("native", True)])
+def test_administrators_have_jupyterhubs_own_role_only_where_they_set_passwords(
+    kind: str, is_jupyterhubs_own: bool
+) -> None:
+    """Its members are always named: a role of JupyterHub's own without members would keep those that it had."""
+    found = {role["name"]: role for role in authenticators.roles(Access(kind, ("chief",), (), is_open=False))}
+
+    assert found["admin"]["users"] == (["chief"] if is_jupyterhubs_own else [])
+    assert (authenticators.ADMINISTRATOR in found) is not is_jupyterhubs_own
+    assert not {"access:servers", "admin:users", "tokens", "shares"} & set(authenticators.SCOPES)
+
+
 def test_an_engine_of_another_machine_is_refused() -> None:
     """The error reports it, and not that other programs listen on every port."""
     with pytest.raises(RocmlabError, match=r"no address on this host: 192\.0\.2\.1"):
@@ -70,8 +84,9 @@ def test_a_proxy_port_that_another_program_took_meanwhile_is_exchanged(tmp_path:
 
     assert hub.configure(projects.plan(tmp_path, given), "native", ["node"]) == before
     with socket.socket() as other:
-        other.bind(("127.0.0.1", before.proxy_port))
-        other.listen()
+        with contextlib.suppress(OSError):  # another program has just taken it
+            other.bind(("127.0.0.1", before.proxy_port))
+            other.listen()
         found = hub.configure(projects.plan(tmp_path, given), "native", ["node"])
 
     assert found.proxy_port != before.proxy_port

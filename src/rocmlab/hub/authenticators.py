@@ -9,17 +9,22 @@ from typing import Any
 
 from rocmlab.base.errors import RocmlabError
 from rocmlab.hub import kept
-from rocmlab.hub.configuration import Configuration
+from rocmlab.hub.configuration import Access, Configuration
 
 SETUP = "admin-password"  # the file with what an administrator signs up with
 UNANSWERED = 599  # tornado's code where there is no answer
+ADMINISTRATOR = "rocmlab-administrator"  # a role
+# See labs and users, stop and start labs, forget users. Not "admin:users": who renames users takes their labs over.
+SCOPES = ("admin-ui", "admin:servers", "delete:users", "list:users", "read:hub", "read:users")
 
 
 def configure(c: Any, found: Configuration, state: Path) -> None:  # noqa: ANN401  traitlets'
     """Set JupyterHub's authenticator, and who may log in."""
     access = found.access
-    c.Authenticator.admin_users = set(access.admins)
-    c.Authenticator.allowed_users = set(access.users) | (set(access.admins) if access.users else set())
+    if access.authenticator == "native":  # which approves these when they sign up
+        c.Authenticator.admin_users = set(access.admins)
+    elif not access.is_open:
+        c.Authenticator.allowed_users = {*access.users, *access.admins}
     c.Authenticator.allow_all = access.is_open
     if access.authenticator == "pam":
         c.JupyterHub.authenticator_class = "pam"
@@ -38,6 +43,17 @@ def configure(c: Any, found: Configuration, state: Path) -> None:  # noqa: ANN40
         c.NativeAuthenticator.seconds_before_next_try = 300
         c.NativeAuthenticator.minimum_password_length = 10
         c.NativeAuthenticator.check_common_password = True
+
+
+def roles(access: Access) -> list[dict[str, Any]]:
+    """Return the roles of administrators: those who are named now have them, and no one else.
+
+    JupyterHub's own role opens every user's lab. Where an administrator can set passwords in any case it is that.
+    """
+    admins = sorted(access.admins)
+    if access.authenticator == "native":
+        return [{"name": "admin", "users": admins}]
+    return [{"name": "admin", "users": []}, {"name": ADMINISTRATOR, "scopes": [*SCOPES], "users": admins}]
 
 
 def setup_password(state: Path) -> str:

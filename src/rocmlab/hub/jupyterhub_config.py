@@ -4,8 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from rocmlab.hub import administration, commands, handlers, spawners
-from rocmlab.hub.authenticators import configure as configure_authenticator
+from rocmlab.hub import administration, authenticators, commands, handlers, spawners
 from rocmlab.hub.cgroups import Cgroups
 from rocmlab.hub.configuration import Configuration
 from rocmlab.hub.container_spawner import ContainerSpawner, names
@@ -72,12 +71,15 @@ else:
     c.DockerSpawner.cpu_limit = found.limits.cpus
     c.Spawner.env_keep = []
 
-configure_authenticator(c, found, state)
+authenticators.configure(c, found, state)
 
 # `rocmlab hub status`, `message`, `drain` and `stop` are this service; its token is in a file of the hub's.
 command_scopes = ["admin-ui", "admin:servers", "list:users"]
 c.JupyterHub.services = [{"name": commands.SERVICE, "api_token": commands.token(state)}]
-c.JupyterHub.load_roles = [{"name": commands.SERVICE, "scopes": command_scopes, "services": [commands.SERVICE]}]
+c.JupyterHub.load_roles = [
+    {"name": commands.SERVICE, "scopes": command_scopes, "services": [commands.SERVICE]},
+    *authenticators.roles(found.access),
+]
 if queue.devices():
     counts = {"PYTHONPATH": os.environ["PYTHONPATH"], "ROCMLAB_HUB_FILE": os.environ["ROCMLAB_HUB_FILE"]}
     counts |= {name: os.environ[name] for name in ("ROCMLAB_ROOT",) if name in os.environ}
