@@ -63,6 +63,16 @@ class Demo:
             subprocess.check_output(command, cwd=self.folder, env={**self.environment, "ROCMLAB_ROOT": line})
         )
 
+    def nvitop(self) -> str:
+        """Run the command for nvitop that it prints, for one look, and return what it shows; there is no terminal."""
+        (line,) = re.findall(r"^    (\S.*[ /]rocmlab nvitop)$", self.said, re.MULTILINE)
+        command = line.replace(" -it ", " ") + " -1"
+        done = subprocess.run(
+            command, shell=True, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
 
 def until(is_true: Callable[[], object], seconds: float = WAIT_SECONDS) -> None:
     """Wait until something is true."""

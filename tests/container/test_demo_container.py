@@ -53,3 +53,11 @@ def test_the_host_names_the_same(demo: Demo) -> None:
     until(lambda: notebooks(demo.smi()) == SHOWN)
 
     assert not any(row["is_estimated"] for row in demo.smi()["processes"])
+
+
+def test_the_command_for_nvitop_that_it_prints_shows_the_cards(demo: Demo) -> None:
+    """That of the lab, for this machine has none."""
+    shown = demo.nvitop()
+
+    assert "SIMULATED" in shown
+    assert shown.count("RX 7900") == 4

@@ -42,6 +42,14 @@ def test_notebooks_are_on_the_gpus(demo: Demo) -> None:
     assert all(row["vram_bytes"] > 500_000_000 for row in demo.smi()["processes"])
 
 
+def test_the_command_for_nvitop_that_it_prints_shows_the_cards(demo: Demo) -> None:
+    """That of the lab, for this machine has none."""
+    shown = demo.nvitop()
+
+    assert "SIMULATED" in shown
+    assert shown.count("RX 7900") == 4
+
+
 def test_the_panel_is_there(demo: Demo) -> None:
     """Alone, and in JupyterLab."""
     address = f"http://127.0.0.1:{demo.port}/rocmlab/?token={demo.token}"
