@@ -442,3 +442,27 @@ class TestPlan:
         """`make down` in a fresh clone reports it."""
         with pytest.raises(RocmlabError, match="no lab found here"):
             projects.reopen(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "caller", "is_refused"),
+    [("native", "owner", True), ("native", "", False), ("native", "another", False), ("docker", "owner", False)],
+)
+def test_a_native_lab_is_not_made_with_sudo_in_the_callers_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, caller: str, is_refused: bool
+) -> None:
+    """Its environment and share would be root's, and the user could change nothing of it; nothing is written."""
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 65534, 65534)
+    owner = tmp_path.stat().st_uid
+    uids = {"owner": owner, "another": owner + 1}
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    monkeypatch.setenv("SUDO_UID", str(uids.get(caller, "")))
+    found = Project(settings.load(tmp_path, {}), Choice("cpu", runtime, "test"), {"SHARE": "share"}, Recorder())
+
+    if not is_refused:
+        projects.check_user(found)
+        return
+    with pytest.raises(RocmlabError, match="not started with sudo"):
+        projects.prepare(found, print)
+    assert [*tmp_path.iterdir()] == []

@@ -82,7 +82,7 @@ def _up(consent: stopping.Consent) -> int:
         stopping.check(*stop, consent, up.say)
     hub = Hub(project.settings)
     with projects.locked(project, up.say), projects.settings_kept_on_failure(project):
-        project = projects.prepare(project, up.say)
+        project = projects.prepare(project, up.say, is_for_hub=True)
         if isinstance(project.lab, NativeLab):
             service.check_interpreter(project.lab.venv.interpreter)
         hub.make_folder()

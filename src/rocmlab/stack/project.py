@@ -224,14 +224,36 @@ def _lab(
     return NativeLab(settings, values, environment)
 
 
+def check_user(project: Project) -> None:
+    """Raise RocmlabError where a native lab would be root's in a folder of the user who called sudo."""
+    folder = project.settings.project
+    if project.choice.runtime != "native" or folder.stat().st_uid not in identity.own_uids() - {os.getuid()}:
+        return
+    raise RocmlabError(
+        "a lab without a container is not started with sudo",
+        f"its environment, its share and what its notebooks write would be root's in {folder}, which is not root's",
+        "the same command without sudo\n"
+        "if that may not open the GPU: sudo usermod -aG render,video $USER, then log in again",
+    )
+
+
 def prepare(
-    project: Project, say: Say, *, persist: bool = True, always: bool = False, only_lab: bool = False
+    project: Project,
+    say: Say,
+    *,
+    persist: bool = True,
+    always: bool = False,
+    only_lab: bool = False,
+    is_for_hub: bool = False,
 ) -> Project:
     """Write `.env`, and build or install what is missing; see `Lab.prepare`.
 
     With `persist` these settings stay chosen; not for a single run, which must not change those of a running lab.
+    With `is_for_hub` root may make a native environment, from which the hub starts labs under the users' accounts.
     Return the project; another one, native, where no GPU is involved and the base image could not be pulled.
     """
+    if not is_for_hub:
+        check_user(project)
     persist = not project.settings.guest and (persist or not project.settings.env_path.exists())
     share = project.values["SHARE"]
     if "/" in share:  # else its container checks it
@@ -257,6 +279,7 @@ def prepare(
         absent = Engine(is_usable=False), Podman(is_usable=False)
         made = _assemble(project.settings, choice, *absent, project.root)
         project = replace(made, previous=project.previous)
+        check_user(project)
         write(project, persist=persist)
         project.lab.prepare(say, always=always, only_lab=only_lab)
     return project
