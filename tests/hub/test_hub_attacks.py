@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,6 +182,7 @@ def test_an_administrator_takes_no_users_place(machine: Machine, victim: Client)
         chief.api("PATCH", "/hub/api/users/chief", {"name": "ada2"}),
         chief.api("PATCH", "/hub/api/users/chief", {"admin": True}),
         chief.api("POST", "/hub/api/users", {"usernames": ["another"], "admin": True}),
+        chief.api("DELETE", "/hub/api/users/ada"),
         chief.api("POST", "/hub/api/groups/new", {"users": ["chief"]}),
     ]
     assert {answer.status_code for answer in answers} <= {403, 404}
@@ -198,6 +202,66 @@ def test_who_is_no_longer_named_is_no_administrator(machine: Machine, attacker: 
         machine.start()
     assert machine.client("chief").get("/hub/admin").status_code == 200
     assert attacker.get("/hub/admin").status_code == 403
+
+
+def test_who_is_no_longer_named_has_no_access(machine: Machine, attacker: Client) -> None:
+    """Neither by the login and the token of before, nor by a new login; named again, they have."""
+    python = machine.folder / "python-with-accounts"
+    token = attacker.api("POST", "/hub/api/users/bob/tokens", {"note": "before"}).json()["token"]
+    changed = replace(machine.found, access=replace(machine.found.access, users=("ada", "chief")))
+
+    def answers() -> list[int]:
+        headers = {"Authorization": f"token {token}"}
+        by_token = requests.get(f"{machine.url}/hub/api/users/bob", headers=headers, timeout=30)
+        return [attacker.api("GET", "/hub/api/users/bob").status_code, by_token.status_code]
+
+    assert answers() == [200, 200]
+    try:
+        machine.hub.start(changed, python, print)
+        assert {*answers()} <= {403, 404}
+        assert machine.client("bob").login.status_code == 403
+        assert machine.client("ada").get("/hub/home").status_code == 200
+    finally:
+        machine.start()
+    assert machine.client("bob").get("/hub/home").status_code == 200
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_name_without_an_account_does_not_end_the_hub(machine: Machine, is_open: bool) -> None:
+    """A typo, or a directory that does not answer when the machine starts."""
+    access = replace(machine.found.access, admins=("chief", f"nobody-{is_open}"), is_open=is_open)
+    try:
+        machine.hub.start(replace(machine.found, access=access), machine.folder / "python-with-accounts", print)
+        assert machine.client("chief").get("/hub/admin").status_code == 200
+    finally:
+        machine.start()
+
+
+@pytest.mark.parametrize("options", [{"gpus": ["cpu", {}]}, {"gpus": ""}, {"gpus": {}}, {"gpus": 10**9}])
+def test_what_a_user_sends_at_a_start_breaks_no_page(machine: Machine, attacker: Client, options: object) -> None:
+    """The administrators' page and command show all labs; a choice that is none is rejected, or unknown."""
+    attacker.api("POST", "/hub/api/users/bob/server", options)
+    try:
+        assert machine.client("chief").get("/hub/rocmlab/labs").status_code == 200
+    finally:
+        attacker.stop_lab()
+
+
+def test_labs_that_ran_while_the_hub_was_stopped_are_not_taken_for_idle(machine: Machine, victim: Client) -> None:
+    """They could not report that they computed; the first look at them ended them."""
+    limited = replace(machine.found, limits=replace(machine.found.limits, idle_seconds=3600))
+    try:
+        machine.hub.stop(print)
+        with closing(sqlite3.connect(machine.hub.state / "jupyterhub.sqlite")) as database:
+            database.execute("update spawners set last_activity = '2020-01-01 00:00:00'")
+            database.execute("update users set last_activity = '2020-01-01 00:00:00'")
+            database.commit()
+        machine.hub.start(limited, machine.folder / "python-with-accounts", print)
+        time.sleep(3)
+        assert victim.state()["servers"][""]["ready"]
+    finally:
+        machine.start()
+    assert victim.ready()
 
 
 def test_a_page_of_one_users_lab_cannot_read_the_panel_with_anothers_cookies(machine: Machine, victim: Client) -> None:

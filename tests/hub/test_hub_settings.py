@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -15,9 +16,10 @@ from kernel_hosts import REPOSITORY
 from spawning import loaded
 
 from rocmlab.base.errors import RocmlabError
-from rocmlab.hub import authenticators, configuration
+from rocmlab.hub import authenticators, configuration, uids
 from rocmlab.hub.configuration import Access
 from rocmlab.hub.service import Hub, own_port
+from rocmlab.hub.uids import Uids
 from rocmlab.simulation import write_host
 from rocmlab.stack import project as projects
 from rocmlab.stack import settings
@@ -59,6 +61,47 @@ def test_administrators_have_jupyterhubs_own_role_only_where_they_set_passwords(
     assert found["admin"]["users"] == (["chief"] if is_jupyterhubs_own else [])
     assert (authenticators.ADMINISTRATOR in found) is not is_jupyterhubs_own
     assert not {"access:servers", "admin:users", "tokens", "shares"} & set(authenticators.SCOPES)
+
+
+def test_a_project_that_was_moved_keeps_the_names_of_its_users_volumes(tmp_path: Path) -> None:
+    """They have the folder's hash in them: every user would find an empty lab. A copy next to it has its own."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "compose.yaml").touch()
+    root = write_host(tmp_path / "host", gpus=1)
+    given = {"RUNTIME": "native", "ROCMLAB_ROOT": str(root), "HUB_ADMINS": "ada"}
+
+    def name_in(folder: Path) -> str:
+        found = settings.load(folder, {**given, "HUB_PORT": str(free_port())})
+        hub = Hub(found)
+        hub.make_folder()
+        made = hub.configure(projects.plan(folder, found), "native", ["node"])
+        made.write()
+        return made.name
+
+    first = name_in(tmp_path / "old")
+    shutil.copytree(tmp_path / "old/.rocmlab", tmp_path / "new/.rocmlab", symlinks=True)
+    copied = name_in(tmp_path / "new")
+    (tmp_path / "old").rename(tmp_path / "moved")
+    moved = name_in(tmp_path / "moved")
+
+    assert moved == first
+    assert copied != first
+
+
+def test_no_user_gets_the_uid_of_a_directorys_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is known by its number, and not among those that are listed."""
+    real = uids.pwd.getpwuid
+    monkeypatch.setattr(uids.pwd, "getpwuid", lambda uid: None if uid == uids.FIRST else real(uid))
+
+    assert Uids.of_hub(tmp_path, Access("oauth", (), (), is_open=True)).of("ada") != uids.FIRST
+
+
+@pytest.mark.parametrize("names", ["bob/x", "ada, b/c"])
+def test_a_name_that_jupyterhub_rejects_is_an_error_before_the_hub_stops(tmp_path: Path, names: str) -> None:
+    """It would end at its start."""
+    with pytest.raises(RocmlabError, match="which is no name"):
+        configuration.access(settings.Settings(tmp_path, {"HUB_AUTH": "pam", "HUB_USERS": names}))
 
 
 def test_an_engine_of_another_machine_is_refused() -> None:

@@ -119,6 +119,28 @@ class TestNeverSilent:
     """A GPU that is there, or was requested, and cannot be used is an error."""
 
     @pytest.mark.parametrize(
+        ("before", "host", "why"),
+        [
+            ("rocm", Host(RUNNING), "/dev/kfd is missing"),
+            ("rocm", Host(RUNNING, amd_without_driver="0000:03:00.0"), "0000:03:00.0 has no driver"),
+            ("cuda", Host(ABSENT), "/dev/nvidia0 is missing"),
+        ],
+    )
+    def test_a_lab_that_had_gpus_does_not_go_to_the_cpu(self, before: str, host: Host, why: str) -> None:
+        """As after an update of the Linux kernel without the driver: a night's run would compute on the CPU."""
+        with pytest.raises(RocmlabError, match=why) as caught:
+            choose(host, backend_before=before)
+
+        assert "make up BACKEND=cpu" in caught.value.problem.fix
+        assert choose(host, "cpu", backend_before=before).backend == "cpu"
+        assert choose(host, backend_before="cpu").backend == "cpu"
+        assert (
+            choose(replace(host, has_amd=True, has_rocm=True, amd_without_driver=None), backend_before="cuda").backend
+            == "rocm"
+        )
+        assert choose(replace(host, simulated="/sim"), backend_before=before).backend == "cpu"
+
+    @pytest.mark.parametrize(
         ("host", "backend", "runtime", "what"),
         [
             (Host(RUNNING), "rocm", "auto", "BACKEND=rocm was requested"),

@@ -366,6 +366,23 @@ class TestPlan:
 
         assert projects.plan(tmp_path, stays=True).choice.runtime == "docker"
 
+    @pytest.mark.parametrize("stays", [False, True])
+    def test_a_lab_whose_gpus_are_gone_does_not_compute_on_the_cpu(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stays: bool
+    ) -> None:
+        """Neither `make up` nor a run; a `.env` that was copied from a machine with GPUs is no such lab."""
+        engine = Engine(is_usable=True, version="28.5")
+        monkeypatch.setattr(projects.choosing, "inspect", lambda *_: Host(engine))
+        (tmp_path / ".env").write_text("ROCMLAB_BACKEND=rocm\nROCMLAB_RUNTIME=docker\n")
+        assert projects.plan(tmp_path, stays=stays).choice.backend == "cpu"
+
+        (tmp_path / ".rocmlab").mkdir()
+        (tmp_path / ".rocmlab/written.json").write_text('{"ROCMLAB_BACKEND": "rocm", "ROCMLAB_RUNTIME": "docker"}')
+        with pytest.raises(RocmlabError, match="this lab had AMD GPUs"):
+            projects.plan(tmp_path, stays=stays)
+        monkeypatch.setenv("BACKEND", "cpu")
+        assert projects.plan(tmp_path, stays=stays).choice.backend == "cpu"
+
     @pytest.mark.parametrize("value", ["", "/"])
     def test_this_machine_is_looked_at_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
         """Planning with the simulated host that `.env` remembers shows it to every part; taking it back shows none."""

@@ -88,7 +88,11 @@ class Administration:
 
 
 def _lab(spawner: Any) -> Lab:  # noqa: ANN401
-    choice, row = spawner.user_options.get(choices.FIELD), spawner.orm_spawner
+    row = spawner.orm_spawner
+    try:
+        choice = choices.parse(spawner.user_options, len(WithGpus.gpu_queue.devices()))
+    except RocmlabError:  # by the interface a user can send anything
+        choice = None
     return Lab(spawner.user.name, spawner.what(), choice, _utc(row.started), _utc(row.last_activity))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from rocmlab.hub.configuration import Access, Configuration
 SETUP = "admin-password"  # the file with what an administrator signs up with
 UNANSWERED = 599  # tornado's code where there is no answer
 ADMINISTRATOR = "rocmlab-administrator"  # a role
-# See labs and users, stop and start labs, forget users. Not "admin:users": who renames users takes their labs over.
-SCOPES = ("admin-ui", "admin:servers", "delete:users", "list:users", "read:hub", "read:users")
+# See labs and users, stop and start labs. Not "admin:users": who renames users takes their labs over.
+SCOPES = ("admin-ui", "admin:servers", "list:users", "read:hub", "read:users")
+OWN = ("allow_all", "allow_existing_users", "allowed_users")  # what is set here of who may log in
 
 
 def configure(c: Any, found: Configuration, state: Path) -> None:  # noqa: ANN401  traitlets'
@@ -23,8 +26,9 @@ def configure(c: Any, found: Configuration, state: Path) -> None:  # noqa: ANN40
     access = found.access
     if access.authenticator == "native":  # which approves these when they sign up
         c.Authenticator.admin_users = set(access.admins)
-    elif not access.is_open:
+    else:  # administrators also where all may log in: JupyterHub then knows those who have a role
         c.Authenticator.allowed_users = {*access.users, *access.admins}
+        c.Authenticator.allow_existing_users = False  # who was named once may not log in for ever
     c.Authenticator.allow_all = access.is_open
     if access.authenticator == "pam":
         c.JupyterHub.authenticator_class = "pam"
@@ -56,6 +60,21 @@ def roles(access: Access) -> list[dict[str, Any]]:
     return [{"name": "admin", "users": []}, {"name": ADMINISTRATOR, "scopes": [*SCOPES], "users": admins}]
 
 
+def block_others(c: Any, access: Access, database: Path) -> None:  # noqa: ANN401  traitlets'
+    """Take all access from users who are no longer named: their logins, tokens and labs would stay.
+
+    To be called when all configuration is loaded. Where that lets others log in as well, who they are is not known.
+    """
+    named = {*access.users, *access.admins}
+    sections = [values for name, values in c.items() if name.endswith("Authenticator")]
+    others = {name for values in sections for name in values if name.startswith("allow") and name not in OWN}
+    if access.is_open or others or c.Authenticator.allow_all or set(c.Authenticator.allowed_users) != named:
+        return
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as found:
+        users = {name for (name,) in found.execute("select name from users")}
+        c.Authenticator.blocked_users = users - named
+
+
 def setup_password(state: Path) -> str:
     """Return what an administrator signs up with, made once.
 
@@ -67,6 +86,7 @@ def setup_password(state: Path) -> str:
 def approving(setup: str) -> type:
     """Return the authenticator with sign-up, in which an administrator's name takes the password that was printed."""
     from nativeauthenticator import NativeAuthenticator
+    from tornado import web
 
     class Approving(NativeAuthenticator):  # type: ignore[misc]
         """Sign-up that an administrator approves."""
@@ -78,6 +98,12 @@ def approving(setup: str) -> type:
                 self.log.warning("someone tried to sign up as the administrator %.64r", username)
                 return None
             return super().create_user(username, password, **details)
+
+        def delete_user(self, user: Any) -> None:  # noqa: ANN401  JupyterHub's
+            """Forget a user; not while the lab starts or stops, when JupyterHub fails after the password is gone."""
+            if any(spawner.pending for spawner in user.spawners.values()):
+                raise web.HTTPError(409, f"the lab of {user.name} starts or stops; stop it first")
+            super().delete_user(user)
 
     return Approving
 

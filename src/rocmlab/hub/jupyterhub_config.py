@@ -53,11 +53,11 @@ c.Spawner.default_url = "/lab"
 c.Spawner.start_timeout = found.limits.wait_seconds + 600
 c.Spawner.http_timeout = 120
 c.Spawner.consecutive_failure_limit = 0
+c.Spawner.poll_interval = 5  # another user may get the port or address of a lab that has ended, so its route goes soon
 if found.runtime == "native":
     c.JupyterHub.spawner_class = NativeSpawner
     NativeSpawner.cgroups = Cgroups(found.name)
     c.Spawner.env_keep = ["PATH", "LANG", "LC_ALL", "TZ"]
-    c.Spawner.poll_interval = 5  # another user may listen on the port of a lab that has ended, so its route goes soon
 else:
     c.JupyterHub.spawner_class = ContainerSpawner
     c.DockerSpawner.image = found.image
@@ -86,13 +86,16 @@ if queue.devices():
     command = [sys.executable, "-P", "-m", "rocmlab.hub.usage"]
     c.JupyterHub.services.append({"name": "rocmlab-usage", "command": command, "environment": counts})
 if found.limits.idle_seconds:
-    c.JupyterHub.last_activity_interval = max(1, min(300, found.limits.idle_seconds // 4))
-    idle = str(found.limits.idle_seconds)
-    every = str(max(5, min(300, found.limits.idle_seconds // 4)))
-    command = [sys.executable, "-P", "-m", "jupyterhub_idle_culler", f"--timeout={idle}", f"--cull-every={every}"]
-    c.JupyterHub.services.append({"name": "idle-culler", "command": command})
+    interval = max(1, min(300, found.limits.idle_seconds // 4))  # of the labs' reports as well
+    c.JupyterHub.last_activity_interval = interval
+    options = [f"--timeout={found.limits.idle_seconds}", f"--cull-every={max(5, interval)}"]
+    # Labs that computed while the hub was stopped have not reported it yet.
+    command = [sys.executable, "-P", "-m", "rocmlab.hub.culling", str(2 * interval), *options]
+    culler = {"PYTHONPATH": os.environ["PYTHONPATH"]}
+    c.JupyterHub.services.append({"name": "idle-culler", "command": command, "environment": culler})
     scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
     c.JupyterHub.load_roles.append({"name": "idle-culler", "scopes": scopes, "services": ["idle-culler"]})
 
 if found.extra:
     load_subconfig(found.extra)  # noqa: F821  # traitlets defines it
+authenticators.block_others(c, found.access, state / "jupyterhub.sqlite")

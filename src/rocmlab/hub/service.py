@@ -100,7 +100,8 @@ class Hub:
         is_simulated = project.choice.is_simulated
         pids = int(project.values.get("PIDS_LIMIT", "0")) or resolve.PIDS + resolve.PIDS_PER_CPU * (os.cpu_count() or 1)
         access = configuration.access(settings)
-        network = Network(f"{resolve.project_name(settings.project)}-hub") if runtime == "docker" else None
+        name = self._name(before)
+        network = Network(name) if runtime == "docker" else None
         hub_address = network.address() if network else LOOPBACK
         certificate = ""
         if address:
@@ -117,7 +118,6 @@ class Hub:
         lab = {name: settings.get(name) for name in (*live.NAMES, lease_folder.SETTING, "GPUS")}
         root = str(project.root)
         limits = configuration.limits(settings, pids if runtime == "docker" else 0)
-        name = f"{resolve.project_name(settings.project)}-hub"
         if runtime == "docker":
             Uids.of_hub(self.state, access).check()
         elif limits.need_cgroup:
@@ -148,6 +148,13 @@ class Hub:
             shm_size=settings.get("SHM_SIZE") or "8gb",
             lab={name: value for name, value in lab.items() if value},
         )
+
+    def _name(self, before: Configuration | None) -> str:
+        """Return what the users' containers and volumes are named by: a project that was moved keeps its own."""
+        folder = self.settings.project.resolve()
+        if before and (before.project == str(folder) or not Path(before.project, "compose.yaml").exists()):
+            return before.name
+        return f"{resolve.project_name(folder)}-hub"
 
     def _can_use(self, port: int) -> bool:
         """Return whether a port for the proxy is free, or is what the hub or a proxy that it has left listens at."""

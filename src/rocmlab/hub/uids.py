@@ -113,9 +113,17 @@ class Uids:
         text = self._subordinate.read_text(encoding="utf-8", errors="replace") if self._subordinate.exists() else ""
         found = [line.split(":")[1:] for line in text.splitlines() if line.count(":") == 2]
         ranges = [range(int(first), int(first) + int(count)) for first, count in found if (first + count).isdecimal()]
-        accounts = {account.pw_uid for account in pwd.getpwall()}
         return next(
             uid
             for uid in itertools.count(FIRST)
-            if uid not in known and uid not in accounts and not any(uid in each for each in ranges)
+            if uid not in known and not any(uid in each for each in ranges) and not _has_account(uid)
         )
+
+
+def _has_account(uid: int) -> bool:
+    """Return whether a number is an account's; a directory knows more of them than it lists."""
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True

@@ -17,6 +17,7 @@ from rocmlab.stack.podman_engine import Podman
 
 RUNTIMES = ("docker", "podman", "native")
 CONTAINERS = ("docker", "podman")
+GPUS_OF = {"rocm": "AMD GPUs", "cuda": "NVIDIA GPUs"}  # by backend
 NO_PODMAN = Podman(is_usable=False)
 INSTALL_DOCKER = "sudo apt install docker.io docker-buildx docker-compose-v2, on Debian 13 docker-compose"
 INSTALL_PODMAN = "sudo apt install podman crun uidmap slirp4netns"
@@ -79,16 +80,30 @@ def _too_old(root: Path) -> str | None:
 
 
 def choose(
-    host: Host, backend: str = "auto", runtime: str = "auto", before: str = "", *, is_for_another_host: bool = False
+    host: Host,
+    backend: str = "auto",
+    runtime: str = "auto",
+    before: str = "",
+    *,
+    backend_before: str = "",
+    is_for_another_host: bool = False,
 ) -> Choice:
     """Choose backend and runtime; raise RocmlabError if a value is unknown, or what was requested cannot be used.
 
-    `before` is the runtime of the lab that is there: `auto` does not leave Docker because it happens to be down. An
-    image for another host's GPUs needs none here.
+    `before` is the runtime of the lab that is there: `auto` does not leave Docker because it happens to be down. Nor
+    does it go from `backend_before`, that lab's backend, to the CPU because a driver is missing today. An image for
+    another host's GPUs needs none here.
     """
     check_value("BACKEND", backend, ("auto", *BACKENDS))
     check_value("RUNTIME", runtime, ("auto", *RUNTIMES))
     chosen = _choose_backend(host, runtime) if backend == "auto" else backend
+    if backend == "auto" and chosen == "cpu" and backend_before in GPUS_OF and host.simulated is None:
+        raise RocmlabError(
+            f"this lab had {GPUS_OF[backend_before]}, and this host has none that can be used now",
+            _missing(host, backend_before),
+            f"make doctor BACKEND={backend_before}, which shows why\n"
+            "or, to compute on the CPU from now on: make up BACKEND=cpu",
+        )
     is_away = backend in ("rocm", "cuda") and is_for_another_host and host.simulated is None
     if backend != "auto" and not is_away:
         _check_present(host, chosen)
@@ -120,6 +135,15 @@ def _choose_backend(host: Host, runtime: str) -> str:
     return "metal" if host.is_mac and runtime not in CONTAINERS else "cpu"
 
 
+def _missing(host: Host, backend: str) -> str:
+    """Return what this host lacks for GPUs of a backend."""
+    if backend == "cuda":
+        return "/dev/nvidia0 is missing, which NVIDIA's driver makes"
+    if host.amd_without_driver:
+        return f"the GPU at {host.amd_without_driver} has no driver: /dev/kfd is missing"
+    return "/dev/kfd is missing, which the amdgpu driver makes"
+
+
 def _check_present(host: Host, backend: str) -> None:
     without = "use the available backend: make up BACKEND=auto"
     if backend == "rocm" and host.amd_too_old and not host.has_amd:
@@ -137,15 +161,13 @@ def _check_present(host: Host, backend: str) -> None:
     if backend == "rocm" and not host.has_amd and not host.has_wsl_gpu:
         raise RocmlabError(
             "BACKEND=rocm was requested, and this host has no usable AMD GPU",
-            f"the GPU at {host.amd_without_driver} has no driver: /dev/kfd is missing"
-            if host.amd_without_driver
-            else "/dev/kfd is missing, which the amdgpu driver makes",
+            _missing(host, backend),
             f"make doctor, which shows why (mostly: sudo modprobe amdgpu); or {without}",
         )
     if backend == "cuda" and not host.has_nvidia:
         raise RocmlabError(
             "BACKEND=cuda was requested, and this host has no NVIDIA GPU",
-            "/dev/nvidia0 is missing, which NVIDIA's driver makes",
+            _missing(host, backend),
             f"install NVIDIA's driver and see that nvidia-smi works; or {without}",
         )
     if backend == "metal" and not host.is_mac:

@@ -119,7 +119,11 @@ def _choose(
     found = choosing.inspect(engine, root, podman)
     away = builds and runtime in CONTAINERS
     away |= settings.get("GFX") != "" and settings.get("IMAGE") in (image_kind.SLIM, image_kind.DEBIAN)
-    chosen = choosing.choose(found, settings.get("BACKEND"), runtime, before, is_for_another_host=away)
+    is_remembered = (settings.state / "written.json").exists()  # else `.env` may be a copy of another machine's
+    had = settings.written.get("ROCMLAB_BACKEND", "") if is_remembered and not settings.guest else ""
+    chosen = choosing.choose(
+        found, settings.get("BACKEND"), runtime, before, backend_before=had, is_for_another_host=away
+    )
     return chosen, engine, podman
 
 
