@@ -399,6 +399,20 @@ class TestVisibility:
         assert env["HF_HOME"] == "/data/huggingface"
         assert env["KERAS_HOME"] == str(lab.share_folder / "cache/keras")
 
+    def test_what_holds_for_one_command_does_not_reach_the_lab(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With FORCE=1 of its start each later command in a terminal of the lab would ask nothing, and delete."""
+        given = {"FORCE": "1", "WHEN": "idle", "RUNS": "30d", "PORT": "9", "SHARE": "/x", "MAKEFLAGS": " -- FORCE=1"}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("HOST", "of-the-shell")
+
+        env = make_lab(tmp_path).server_environment()
+
+        assert not set(given) & set(env)
+        assert env["HOST"] == "of-the-shell"
+
     def test_variables_of_rocm_in_the_env_file_reach_the_lab(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -72,10 +72,6 @@ ALIASES = {"run-notebooks": "run", "top": "nvitop"}  # the names that `make` has
 EXIT_CODES = "0 done; 1 the work failed, for example a notebook; 2 wrong usage, or the machine lacks something"
 
 PACKAGED = os.path.join(os.path.dirname(os.path.dirname(__file__)), "project")  # only in a released wheel
-MAKE_VARIABLES = (  # that are no settings: they hold for one command
-    *("NOTEBOOKS", "PARAMS", "RUN", "BENCH", "TESTS", "ENGINE", "HEAD", "FORCE", "WHEN"),
-    *("TO", "FROM", "ALL", "RUNS", "HOST", "TEXT", "HUB_USER"),
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,9 +159,9 @@ def _check_make_variables(environment: Mapping[str, str]) -> None:
         return  # inside the lab, or not called by make
     import difflib
 
-    from rocmlab.stack.setting_table import NAMES
+    from rocmlab.stack.setting_table import NAMES, OF_ONE_COMMAND
 
-    known = (*NAMES, *MAKE_VARIABLES, "ROCMLAB_SAFE_DIRECTORY")
+    known = (*NAMES, *OF_ONE_COMMAND, "HOST", "TEXT", "HUB_USER", "ROCMLAB_SAFE_DIRECTORY")
     # A space or a backslash in a value has a backslash before it: PARAMS=quick=true\ epochs=2
     words = r"(?:^|\s)([A-Za-z_]\w*)=(?:\\.|\S)*"
     given = re.findall(words, environment.get("MAKEFLAGS", "").partition("-- ")[2])

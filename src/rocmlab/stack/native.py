@@ -26,6 +26,7 @@ from rocmlab.stack.installing import Installer
 from rocmlab.stack.lab import Lab, Say, not_answering
 from rocmlab.stack.native_server import ServerProcess
 from rocmlab.stack.server import Holder
+from rocmlab.stack.setting_table import NAMES, OF_ONE_COMMAND
 from rocmlab.stack.settings import Settings
 
 SHARE_FOLDERS = ("data", "models", "runs", "cache")
@@ -143,7 +144,9 @@ class NativeLab(Lab):
         """Return the environment of the server and of everything it starts."""
         scripts = str(self.venv.folder / "bin")
         env = {name: value for name, value in confidential.without(os.environ).items() if not name.startswith(HUB)}
-        for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", *live.NAMES):
+        # Of the command that starts it: a later one, in a terminal of the lab, would be forced by FORCE=1 as well.
+        of_make = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "ROCMLAB_URL_HOST", "ROCMLAB_HUB_TEXT", "ROCMLAB_HUB_USER")
+        for name in ("PYTHONPATH", "PYTHONHOME", "JUPYTER_PATH", *of_make, *OF_ONE_COMMAND, *NAMES):
             env.pop(name, None)
         env |= {
             "PATH": scripts + os.pathsep + env.get("PATH", ""),

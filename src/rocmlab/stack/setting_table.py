@@ -432,3 +432,7 @@ SETTINGS = (
 )
 DEFAULTS = {setting.name: setting.default for setting in SETTINGS if setting.default}
 NAMES = tuple(setting.name for setting in SETTINGS)
+OF_ONE_COMMAND = (  # what make passes besides: no settings, and nothing that a lab may inherit
+    *("NOTEBOOKS", "PARAMS", "RUN", "RUN_FOLDER", "BENCH", "TESTS", "ENGINE", "HEAD", "FORCE", "WHEN"),
+    *("TO", "FROM", "ALL", "RUNS"),
+)
