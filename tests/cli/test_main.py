@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -193,3 +196,26 @@ def test_usage_of_run_is_checked_before_anything_is_built(repository: Path, tmp_
 
     assert done.returncode == 2
     assert "--no-such-option is not an option of rocmlab run" in done.stderr
+
+
+@pytest.mark.parametrize(("command", "code"), [("up", 0), ("upgrade", 0), ("status", 2)])
+def test_what_makes_a_lab_goes_on_when_its_terminal_is_gone(
+    monkeypatch: pytest.MonkeyPatch, command: str, code: int
+) -> None:
+    """An upgrade would not start the lab again: its next line of progress ended it."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "the terminal is gone")
+
+    def work(name: str, arguments: object) -> int:
+        sys.stdout.write("one line")
+        return 0
+
+    monkeypatch.setitem(sys.modules, "a_command", SimpleNamespace(main=work))
+    monkeypatch.setitem(COMMANDS, command, ("a_command", ""))
+    stream = Gone()
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    assert main([command]) == code
+    assert sys.stdout is stream

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -292,6 +293,34 @@ def test_the_foreground_of_a_terminal_is_read_from_ps() -> None:
 
     assert busy.foreground(table, None) == ["vim notes"]
     assert busy.foreground(table, {20}) == []
+
+
+def test_a_command_in_a_terminal_of_the_lab_is_not_in_its_own_way(lab: NativeLab) -> None:
+    """It waited for its own end; what would stop the lab says that it would end itself, and stops nothing."""
+    code = (
+        "import json, sys; sys.path[:0] = json.loads(sys.argv[1]); from pathlib import Path; "
+        "from test_native import make_lab\n"
+        "from rocmlab.stack import busy; from rocmlab.base.errors import RocmlabError\n"
+        "lab = make_lab(Path(sys.argv[2]), **json.loads(sys.argv[3]))\n"
+        "found = [str(one) for one in busy.find(lab).works]\n"
+        "try:\n    lab.stop(print)\n"
+        "except RocmlabError as err:\n    found.append(err.problem.what)\n"
+        "open(sys.argv[4], 'w').write(json.dumps(found))\n"
+    )
+    program, answer = lab.settings.state / "program.py", lab.settings.state / "answer"
+    program.write_text(code)
+    values = {name: lab.values[name] for name in ("PORT", "JUPYTER_TOKEN")}
+    words = [sys.executable, str(program), json.dumps(sys.path), str(lab.settings.project), json.dumps(values)]
+    name = lab.ask("/api/terminals", method="POST", timeout_seconds=10)[1]["name"]
+    page = opened(f"ws://127.0.0.1:{lab.port}/terminals/websocket/{name}?token={lab.token}")
+    page.send(json.dumps(["stdin", shlex.join([*words, str(answer)]) + "\r"]))
+
+    end = time.monotonic() + WAIT_SECONDS
+    while not answer.exists() or not answer.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert json.loads(answer.read_text()) == ["this command would end itself half way"]
+    assert lab.is_running()
 
 
 @pytest.mark.long

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import test_engine
 import test_podman
 from engine_words import container
+from engine_words import image as engine_image
 from hosts import Gpu, device, make_host
 
 from rocmlab.base.errors import RocmlabError
@@ -259,12 +262,61 @@ class TestOtherRuntime:
         env = {**dict.fromkeys(names, "x"), "PORT": "1", "ROCMLAB_RUNTIME": name}
         found = projects._described(settings.load(tmp_path, {}), env)
 
-        with pytest.raises(RocmlabError, match=f"belongs to the clone {other}"):
-            found.lab.start(print)
+        for change in (found.lab.start, found.lab.stop, found.lab.clean):
+            with pytest.raises(RocmlabError, match=f"belongs to the clone {other}"):
+                change(print)
+
+    @pytest.mark.parametrize(("name", "forces"), [("docker", True), ("podman", False)])
+    def test_removing_an_image_ends_no_container(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, forces: bool
+    ) -> None:
+        """Podman's `image rm --force` removes those that use it: a headless run in a container of its own."""
+        calls, program = tmp_path / "calls", tmp_path / name
+        program.write_text(
+            f'#!/bin/sh\necho "$*" >>{calls}\n'
+            'case "$1 $2" in "image rm") echo "image is in use by a container" >&2; exit 2;; '
+            f"\"image inspect\") echo '{engine_image()}';; esac\n"
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+        names = ("JUPYTER_TOKEN", "SHARE", "ROCMLAB_IMAGE", "COMPOSE_PROJECT_NAME", "COMPOSE_FILE", "ROCMLAB_BACKEND")
+        env = {**dict.fromkeys(names, "x"), "PORT": "1", "ROCMLAB_RUNTIME": name}
+        found = projects._described(settings.load(tmp_path, {}), env)
+        said: list[str] = []
+
+        found.lab.clean(said.append)
+
+        removals = [line for line in calls.read_text().splitlines() if line.startswith("image rm")]
+        assert len(removals) == 2
+        assert all(("--force" in line) is forces for line in removals)
+        assert said[0] == "kept image x: image is in use by a container"
 
 
 class TestNotes:
     """What is said of a lab besides the choice."""
+
+    @pytest.mark.parametrize(
+        ("has_systemd", "lingers", "is_rootless", "is_said"),
+        [
+            (True, False, True, True),
+            (True, True, True, False),
+            (False, False, True, False),
+            (True, False, False, False),
+        ],
+    )
+    def test_a_lab_that_would_end_with_the_login_says_so(
+        self, tmp_path: Path, has_systemd: bool, lingers: bool, is_rootless: bool, is_said: bool
+    ) -> None:
+        """Rootless Podman's containers are ended by systemd at the last logout, with kernels and runs."""
+        user = pwd.getpwuid(os.getuid()).pw_name
+        for path, is_there in (("run/systemd/system", has_systemd), (f"var/lib/systemd/linger/{user}", lingers)):
+            if is_there:
+                (tmp_path / path).mkdir(parents=True)
+        choice = Choice("cpu", "podman", "test", is_rootless=is_rootless)
+        lab = SimpleNamespace(disk_problem=lambda: None)
+        found = Project(settings.load(tmp_path, {}), choice, {}, lab, root=tmp_path)
+
+        assert any("loginctl enable-linger" in line for line in projects.notes(found)) is is_said
 
     @pytest.mark.parametrize(
         ("choice", "flags", "is_said"),

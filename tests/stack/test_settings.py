@@ -181,3 +181,30 @@ def test_every_setting_says_what_holds_without_it(repository: Path) -> None:
     for setting in settings.SETTINGS:
         assert setting.default or setting.otherwise, setting.name
         assert (repository / "docs" / setting.page).exists(), setting.name
+
+
+@pytest.mark.parametrize("line", ["SHARE=$HOME/data", 'SHARE="$HOME/data"', "SHARE=${HOME}/data", "export SHARE=a$b"])
+def test_a_variable_in_the_env_file_is_an_error(tmp_path: Path, line: str) -> None:
+    """Compose would replace it; a folder named `$HOME` was made, which someone removes with rm -r $HOME."""
+    (tmp_path / ".env").write_text(f"{line}\n")
+
+    with pytest.raises(RocmlabError, match=r"SHARE in .* has a variable"):
+        settings.load(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["SHARE='$HOME/data'", r'SHARE="\$HOME"', "SHARE=a$", "SHARE=x # $HOME", "SHARE=a$$b", "OTHER=$HOME", "SHARE=$5"],
+)
+def test_a_dollar_that_is_none_stays(tmp_path: Path, line: str) -> None:
+    """In single quotes, behind a backslash, doubled, in a comment, or of a name that is not a setting."""
+    (tmp_path / ".env").write_text(f"{line}\n")
+
+    settings.load(tmp_path, {})
+
+
+def test_the_mark_at_the_beginning_of_a_file_is_no_part_of_a_name(tmp_path: Path) -> None:
+    """Some editors write it; the first setting had no effect."""
+    (tmp_path / ".env").write_text("PORT=9000\n", encoding="utf-8-sig")
+
+    assert settings.load(tmp_path, {}).get("PORT") == "9000"

@@ -8,7 +8,8 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from rocmlab import __version__
 from rocmlab.base.errors import RocmlabError
@@ -71,6 +72,7 @@ COMMANDS = {command: entry for group in GROUPS.values() for command, entry in gr
 ALIASES = {"run-notebooks": "run", "top": "nvitop"}  # the names that `make` has for them
 EXIT_CODES = "0 done; 1 the work failed, for example a notebook; 2 wrong usage, or the machine lacks something"
 
+GO_ON = ("up", "upgrade", "rollback", "build")  # when their terminal is gone: in the middle there would be no lab
 PACKAGED = os.path.join(os.path.dirname(os.path.dirname(__file__)), "project")  # only in a released wheel
 
 
@@ -90,12 +92,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         logging.basicConfig(level=logging.DEBUG, format="%(message)s")  # warnings are also printed without it
     _escape_what_a_terminal_cannot_show()
+    with _streams(command in GO_ON):
+        return _run(command, given[1:], is_verbose=is_verbose)
+
+
+@contextmanager
+def _streams(may_vanish: bool) -> Iterator[None]:
+    """Print, or drop what cannot be printed where the terminal `may_vanish`."""
+    streams = sys.stdout, sys.stderr
+    if may_vanish:
+        from rocmlab.runs.screen.lossy import Lossy
+
+        sys.stdout, sys.stderr = (Lossy(each) for each in streams)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+def _run(command: str, arguments: Sequence[str], *, is_verbose: bool) -> int:
     try:
         _check_make_variables(os.environ)
-        _enter_project(command, given[1:])
+        _enter_project(command, arguments)
         module = importlib.import_module(COMMANDS[command][0])
         gc.enable()  # which `__main__` has put off
-        return int(module.main(command, given[1:]))
+        return int(module.main(command, arguments))
     except RocmlabError as err:
         if is_verbose:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -228,7 +229,13 @@ def foreground(table: str, family: set[int] | None) -> list[str]:
         if len(row) == 4 and row[0].isdigit() and row[1].isdigit()
     }
     found = []
+    own, pid = set(), 0 if family is None else os.getpid()  # this command is not in its own way
+    while pid in known and pid not in own:
+        own.add(pid)
+        pid = known[pid][0]
     for pid, (parent, group, text) in known.items():
+        if pid in own:
+            continue
         is_leader = group == pid and (family is None or pid in family)
         if is_leader and parent in known and known[parent][1] == group:  # its parent, a shell, is of the same terminal
             found.append(text[:SHOWN_LETTERS])

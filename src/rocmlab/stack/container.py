@@ -33,6 +33,7 @@ class ContainerLab(ImageLab):
     terminal_flags: tuple[str, ...] = ()  # of the engine's `run`: with a terminal
     piped_flags: tuple[str, ...] = ()  # without one
     owner_label = ""  # of the container: its project folder
+    image_flags: tuple[str, ...] = ()  # of the engine's `image rm`
 
     def __init__(self, settings: Settings, values: dict[str, str], engine_root: str = "") -> None:
         super().__init__(settings, values, engine_root)
@@ -92,6 +93,7 @@ class ContainerLab(ImageLab):
 
     def stop(self, say: Say) -> None:
         """Remove the container and its network; the volume stays."""
+        self._check_owner()
         self._check_home()
         code, output = self._remove()
         if code:
@@ -292,12 +294,21 @@ class ContainerLab(ImageLab):
     def clean(self, say: Say) -> None:
         """Stop the lab and remove its image; the share is kept."""
         self.stop(say)
-        self.engine("image", "rm", "--force", self.previous_image)
-        code, _ = self.engine("image", "rm", "--force", self.image)
-        say(f"removed image {self.image}" if code == 0 else f"no image {self.image} to remove")
+        self._remove_image(self.previous_image)
+        if not self.is_built():
+            say(f"no image {self.image} to remove")
+        elif (why := self._remove_image(self.image)) is None:
+            say(f"removed image {self.image}")
+        else:
+            say(f"kept image {self.image}: {why}")
         if self.share_folder is None:
             remove = f"{self.program} volume rm {self.volume}"
             say(f"kept the volume {self.volume} (remove it and all results with: {remove})")
+
+    def _remove_image(self, image: str) -> str | None:
+        """Remove an image, but never a container that uses it, as of a single run; return why it stays, else None."""
+        code, output = self.engine("image", "rm", *self.image_flags, image)
+        return None if code == 0 else (output.strip().splitlines() or ["it is in use"])[-1]
 
     def inside(self) -> tuple[list[str], Mapping[str, str]] | None:
         """Return what runs rocmlab in the running container as the lab's own user, or None where none runs."""

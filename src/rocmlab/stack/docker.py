@@ -31,6 +31,7 @@ class DockerLab(ContainerLab):
     owner_label = "com.docker.compose.project.working_dir"
     root_template = "{{.DockerRootDir}}"
     piped_flags = ("-T",)
+    image_flags = ("--force",)  # Docker then takes the name away, and leaves what uses the image; Podman ends that
     makes_mounts = True
 
     def __init__(self, settings: Settings, values: dict[str, str], engine: Engine) -> None:

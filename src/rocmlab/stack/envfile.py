@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 ASSIGNMENT = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)\s*=(.*)$")
+VARIABLE = re.compile(r"(?<![\\$])\$[A-Za-z_{]")
 PLAIN = re.compile(r"[\w./:@%+,=~-]*", re.ASCII)
 
 
@@ -21,6 +22,19 @@ def parse(text: str) -> dict[str, str]:
     """Return the assignments of a `.env` text; the last one of a name counts, as for Compose."""
     found = (ASSIGNMENT.match(line) for line in text.splitlines())
     return {match[1]: _unquote(match[2]) for match in found if match}
+
+
+def expanded(text: str) -> list[str]:
+    """Return the names whose values have a variable, which Compose would replace and rocmlab does not."""
+    found = (ASSIGNMENT.match(line) for line in text.splitlines())
+    return [match[1] for match in found if match and _has_variable(match[2].strip())]
+
+
+def _has_variable(raw: str) -> bool:
+    if raw.startswith("'"):
+        return False
+    text = raw if raw.startswith('"') else _unquote(raw)
+    return VARIABLE.search(text) is not None
 
 
 def _unquote(raw: str) -> str:
@@ -68,7 +82,7 @@ def update(text: str, values: Mapping[str, str | None], comments: Mapping[str, s
 def read(path: Path) -> str:
     """Return the file's text, empty if there is none; raise RocmlabError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except FileNotFoundError:
         return ""
     except PermissionError as err:  # as after `sudo make up` of an earlier version

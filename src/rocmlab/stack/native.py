@@ -289,12 +289,26 @@ class NativeLab(Lab):
             say(f"the launcher offers only the plain kernels, TensorFlow and PyTorch: {lines[0]}")
 
     def stop(self, say: Say) -> None:
-        """Stop the server and every process it started, what is installed in the background, and the Ray node."""
+        """Stop the server and every process it started, what is installed in the background, and the Ray node.
+
+        Raises:
+            RocmlabError: this process is one of them.
+        """
+        self._check_not_inside()
         self.installer.end()
         self._stop_server()
         self.node.stop(say)
 
+    def _check_not_inside(self) -> None:
+        if os.getpid() in self.family():
+            raise RocmlabError(
+                "this command would end itself half way",
+                "it stops the lab, and it is typed in a terminal of the lab, which ends with it",
+                "type it in another terminal of this machine, over ssh for example",
+            )
+
     def _stop_server(self) -> None:
+        self._check_not_inside()
         if running := self.jupyter.find():
             self._end(identity.family(running))
             shutil.rmtree(self.runtime_folder(), ignore_errors=True)

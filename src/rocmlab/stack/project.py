@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -102,10 +103,24 @@ def notes(project: Project) -> list[str]:
         lines.append(
             "rootless Podman passes every GPU you may open; HIP_VISIBLE_DEVICES hides those that GPUS does not name"
         )
+    if choice.is_rootless and not _lingers(project.root):
+        lines.append(
+            "WARNING: when you log out, the system ends rootless Podman's labs; before: loginctl enable-linger"
+        )
     if problem := project.lab.disk_problem():
         lines.append(f"WARNING: {problem}")
     own = tls.own_problems(project.settings, project.values.get(hosts.BOUND, ""))
     return lines + [f"WARNING: {each}" for each in own]
+
+
+def _lingers(root: Path) -> bool:
+    """Return whether this user's programs run on after a logout; True where no systemd ends them."""
+    if not (root / "run/systemd/system").is_dir():
+        return True
+    try:
+        return (root / "var/lib/systemd/linger" / pwd.getpwuid(os.getuid()).pw_name).exists()
+    except (KeyError, OSError):
+        return True
 
 
 def _choose(

@@ -165,7 +165,10 @@ def _unix(text: str) -> float:
 def _held(folder: Path) -> Iterator[bool]:
     """Take the lock on a run's journal, which its runner has, and which `--resume` would take."""
     try:
-        descriptor = os.open(folder / "journal.jsonl", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:  # for writing, as NFS wants it for such a lock
+            descriptor = os.open(folder / "journal.jsonl", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except PermissionError:
+            descriptor = os.open(folder / "journal.jsonl", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         yield False
         return

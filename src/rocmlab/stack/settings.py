@@ -106,7 +106,14 @@ class Settings:
 def load(project: Path, environment: Mapping[str, str] | None = None) -> Settings:
     """Read a project's settings; raise RocmlabError if `.env` cannot be read."""
     environment = os.environ if environment is None else environment
-    values = envfile.parse(envfile.read(project / ".env"))
+    text = envfile.read(project / ".env")
+    values = envfile.parse(text)
+    if wrong := [name for name in envfile.expanded(text) if name in NAMES]:
+        raise RocmlabError(
+            f"{wrong[0]} in {project / '.env'} has a variable",
+            "rocmlab replaces none there, so a folder with a $ in its name would be used",
+            f"write the value out; where the $ is meant: {wrong[0]}='…' in single quotes",
+        )
     written = {name: str(value) for name, value in envfile.read_json(project / ".rocmlab/written.json").items()}
     ours = {name: value for name, value in written.items() if values.get(name) == value}
     derived = INTERNAL if written else DERIVED  # without that memory it is unknown who wrote the others
