@@ -94,6 +94,14 @@ class TestAuto:
         assert choose(host).runtime == choose(host, before="podman").runtime == "podman"
         assert choose(host, runtime="podman", before="docker").runtime == "podman"
 
+    def test_a_lab_of_podmans_does_not_move_because_docker_came(self) -> None:
+        """Its share would be another, empty one."""
+        host = Host(RUNNING, podman=PERSONAL)
+
+        assert choose(host).runtime == "docker"
+        assert choose(host, before="podman").runtime == "podman"
+        assert choose(replace(host, has_nvidia=True, has_nvidia_toolkit=True), before="podman").runtime == "docker"
+
     def test_what_is_special_is_remembered(self) -> None:
         """WSL2, a simulated host and a rootless engine each change what the lab is given, and the line reports it."""
         wsl = choose(Host(RUNNING, has_wsl_gpu=True))

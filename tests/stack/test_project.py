@@ -295,6 +295,16 @@ class TestOtherRuntime:
 class TestNotes:
     """What is said of a lab besides the choice."""
 
+    @pytest.mark.parametrize(("share", "is_said"), [("./other", True), ("./share", False)])
+    def test_another_share_is_named_with_the_earlier_one(self, tmp_path: Path, share: str, is_said: bool) -> None:
+        """A lab that moves to another engine, or SHARE, begins with an empty one; the data seem to be gone."""
+        env = {"ROCMLAB_BACKEND": "cpu", "ROCMLAB_RUNTIME": "native", "JUPYTER_TOKEN": "t", "PORT": "1"}
+        lab = SimpleNamespace(disk_problem=lambda: None, share=lambda: str(tmp_path / share))
+        found = Project(settings.load(tmp_path, {}), Choice("cpu", "native", "test"), {}, lab)
+        found.previous = {**env, "SHARE": "./share"}
+
+        assert any(str(tmp_path / "share") in line for line in projects.notes(found)) is is_said
+
     @pytest.mark.parametrize(
         ("has_systemd", "lingers", "is_rootless", "is_said"),
         [

@@ -90,9 +90,9 @@ def choose(
 ) -> Choice:
     """Choose backend and runtime; raise RocmlabError if a value is unknown, or what was requested cannot be used.
 
-    `before` is the runtime of the lab that is there: `auto` does not leave Docker because it happens to be down. Nor
-    does it go from `backend_before`, that lab's backend, to the CPU because a driver is missing today. An image for
-    another host's GPUs needs none here.
+    `before` is the runtime of the lab that is there: `auto` does not leave Docker because it happens to be down, nor
+    Podman because Docker came. Nor does it go from `backend_before`, that lab's backend, to the CPU because a driver
+    is missing today. An image for another host's GPUs needs none here.
     """
     check_value("BACKEND", backend, ("auto", *BACKENDS))
     check_value("RUNTIME", runtime, ("auto", *RUNTIMES))
@@ -194,7 +194,7 @@ def _choose_runtime(host: Host, backend: str, runtime: str, before: str) -> str:
         raise RocmlabError.of(host.engine.problem)
     podman_can = host.podman.is_usable and host.podman.gpu_problem(backend) is None
     if host.engine.is_usable:
-        fits = before == "docker" or _engine_problem(host, backend, "docker") is None
+        fits = before == "docker" or (before != "podman" and _engine_problem(host, backend, "docker") is None)
         return "docker" if fits or not podman_can else "podman"
     if host.podman.is_usable and backend != "cuda":
         return "podman"

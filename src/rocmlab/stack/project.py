@@ -107,6 +107,9 @@ def notes(project: Project) -> list[str]:
         lines.append(
             "WARNING: when you log out, the system ends rootless Podman's labs; before: loginctl enable-linger"
         )
+    earlier = None if project.settings.guest else _described(project.settings, project.previous)
+    if earlier and (was := earlier.lab.share()) != (now := project.lab.share()):
+        lines.append(f"the share is now {now}; what is in the earlier one stays there: {was}")
     if problem := project.lab.disk_problem():
         lines.append(f"WARNING: {problem}")
     own = tls.own_problems(project.settings, project.values.get(hosts.BOUND, ""))
@@ -129,7 +132,7 @@ def _choose(
     """Ask the engines that may be used, and choose."""
     engine = engines.probe() if runtime in ("auto", "docker") else Engine(is_usable=False)
     is_fit = engine.is_usable and not engine.lab_problem() and not engine.device_problem()
-    needs_podman = runtime == "podman" or (runtime == "auto" and not is_fit)
+    needs_podman = runtime == "podman" or (runtime == "auto" and (not is_fit or before == "podman"))
     podman = podman_engine.probe() if needs_podman else Podman(is_usable=False)
     found = choosing.inspect(engine, root, podman)
     away = builds and runtime in CONTAINERS
