@@ -89,6 +89,8 @@ def provider() -> Iterator[Provider]:
         ("/user", 200, "", 502, "something else than who you are"),
         ("/user", 200, "{}", 502, "something else than who you are"),
         ("/user", 200, '{"name": ["ada"]}', 502, "something else than who you are"),
+        ("/user", 200, '{"name": "\\u212Aai"}', 403, "becomes another user's"),  # the sign of kelvin
+        ("/user", 200, '{"name": "\\uff41da"}', 403, "becomes another user's"),  # a wide a
     ],
 )
 def test_each_answer_is_one_sentence(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import sqlite3
+import unicodedata
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,11 @@ def explaining() -> type:
             """Ask the provider who came back from it."""
             found: Exception
             try:
-                return await super().authenticate(handler, data, **more)
+                answer = await super().authenticate(handler, data, **more)
+                if not _looks_like_another(str((answer or {}).get("name"))):
+                    return answer
+                why = "the name that the provider of the login has for you becomes another user's in lower case"
+                raise shown(403, RocmlabError("you are not logged in", why, "ask an administrator"))
             except web.HTTPError as err:
                 if err.status_code < 500:
                     raise
@@ -136,6 +141,11 @@ def explaining() -> type:
             raise shown(code, RocmlabError("you are not logged in", why, fix)) from found
 
     return Explaining
+
+
+def _looks_like_another(name: str) -> bool:
+    """Return whether a name has letters that are others': the sign of kelvin is a k in lower case."""
+    return unicodedata.normalize("NFKC", name) != name or (name.lower().isascii() and not name.isascii())
 
 
 def _failure(code: int | None, err: Exception) -> tuple[int, str, str]:
