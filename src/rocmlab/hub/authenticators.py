@@ -120,15 +120,19 @@ def explaining() -> type:
     class Explaining(GenericOAuthenticator):  # type: ignore[misc]
         """Login at a provider."""
 
+        def user_info_to_username(self, user_info: Any) -> Any:  # noqa: ANN401
+            """Return the name, before it is made lower case; one that looks like another's is not logged in."""
+            name = super().user_info_to_username(user_info)
+            if isinstance(name, str) and _looks_like_another(name):
+                why = "the name that the provider of the login has for you becomes another user's in lower case"
+                raise shown(403, RocmlabError("you are not logged in", why, "ask an administrator"))
+            return name
+
         async def authenticate(self, handler: Any, data: Any = None, **more: Any) -> Any:  # noqa: ANN401
             """Ask the provider who came back from it."""
             found: Exception
             try:
-                answer = await super().authenticate(handler, data, **more)
-                if not _looks_like_another(str((answer or {}).get("name"))):
-                    return answer
-                why = "the name that the provider of the login has for you becomes another user's in lower case"
-                raise shown(403, RocmlabError("you are not logged in", why, "ask an administrator"))
+                return await super().authenticate(handler, data, **more)
             except web.HTTPError as err:
                 if err.status_code < 500:
                     raise
