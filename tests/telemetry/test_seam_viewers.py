@@ -424,6 +424,7 @@ def test_without_nvitop_it_runs_in_the_lab(monkeypatch: pytest.MonkeyPatch, is_r
     monkeypatch.setattr(projects, "reopen", lambda folder: SimpleNamespace(lab=lab))
     monkeypatch.setattr(programs, "is_module_here", lambda name: False)
     monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("ROCMLAB_ROOT", raising=False)
 
     if is_running:
         assert nvitop.main("nvitop", ["-1", "--ascii"]) == 3

@@ -57,7 +57,7 @@ def _in_the_lab(name: str, options: Sequence[str]) -> int:
         raise RocmlabError("nvitop not found", f"{why}, and {err.problem.what}", fix) from err
     if not (lab.is_running() or (isinstance(lab, NativeLab) and lab.is_startable())):
         raise RocmlabError("nvitop not found", f"{why}, and the lab, which has it, does not run", fix)
-    if root in ("", "/", lab.settings.get("ROCMLAB_ROOT")):
+    if root in ("", "/") or root == lab.settings.get("ROCMLAB_ROOT"):
         return lab.run([name, *options])
     if not isinstance(lab, NativeLab):
         raise RocmlabError(
