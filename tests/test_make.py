@@ -161,6 +161,7 @@ def test_an_option_of_pytest_in_tests_is_refused(repository: Path) -> None:
     assert "fix: PYTHONPATH=src" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["--fast", "--hermetic", ""])
 @pytest.mark.parametrize("named", ["tests/test_make.py", "tests/container/test_image.py"])
 def test_a_run_without_any_test_fails(repository: Path, tmp_path: Path, part: str, named: str) -> None:

@@ -428,6 +428,7 @@ class TestPlan:
 
         assert projects.plan(tmp_path, stays=True).choice.runtime == "docker"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("stays", [False, True])
     def test_a_lab_whose_gpus_are_gone_does_not_compute_on_the_cpu(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stays: bool

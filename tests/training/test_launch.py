@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -468,11 +469,12 @@ def test_a_process_that_exits_meanwhile_hides_no_other(monkeypatch):
             raise ProcessLookupError
         return look(path, *arguments, **named)
 
+    token = secrets.token_hex(8)  # another test run may be under way on this machine
     monkeypatch.setattr(os, "stat", stat)
-    with subprocess.Popen(["sleep", "60"], env={**os.environ, children.TOKEN: "0123456789abcdef"}) as left:
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, children.TOKEN: token}) as left:
         try:
-            assert job_tokens.find("0123456789abcdef", children.TOKEN) == [left.pid]
-            children.end([], "0123456789abcdef")
+            assert job_tokens.find(token, children.TOKEN) == [left.pid]
+            children.end([], token)
             assert left.wait(10) == -signal.SIGKILL
         finally:
             left.kill()
