@@ -177,9 +177,9 @@ class Machine:
             self.found = replace(self.found, image=image)
         self.url = self.found.url
 
-    def start(self) -> bool:
-        """Start the hub."""
-        return self.hub.start(self.found, self.folder / "python-with-accounts", print)
+    def start(self, found: Configuration | None = None) -> bool:
+        """Start the hub, with another configuration than its own where that is given."""
+        return self.hub.start(found or self.found, self.folder / "python-with-accounts", print)
 
     def _write_accounts(self) -> None:
         """Write accounts, and a Python that sees them in place of the machine's own."""

@@ -191,11 +191,11 @@ def test_an_administrator_takes_no_users_place(machine: Machine, victim: Client)
 
 def test_who_is_no_longer_named_is_no_administrator(machine: Machine, attacker: Client) -> None:
     """JupyterHub's setting for administrators only adds; a hub that was started with another one forgot no one."""
-    chief, python = machine.client("chief"), machine.folder / "python-with-accounts"
+    chief = machine.client("chief")
     changed = replace(machine.found, access=replace(machine.found.access, admins=("bob",)))
     assert chief.get("/hub/admin").status_code == 200
     try:
-        machine.hub.start(changed, python, print)
+        machine.start(changed)
         assert machine.client("chief").get("/hub/admin").status_code == 403
         assert machine.client("bob").get("/hub/admin").status_code == 200
     finally:
@@ -206,7 +206,6 @@ def test_who_is_no_longer_named_is_no_administrator(machine: Machine, attacker: 
 
 def test_who_is_no_longer_named_has_no_access(machine: Machine, attacker: Client) -> None:
     """Neither by the login and the token of before, nor by a new login; named again, they have."""
-    python = machine.folder / "python-with-accounts"
     token = attacker.api("POST", "/hub/api/users/bob/tokens", {"note": "before"}).json()["token"]
     changed = replace(machine.found, access=replace(machine.found.access, users=("ada", "chief")))
 
@@ -217,7 +216,7 @@ def test_who_is_no_longer_named_has_no_access(machine: Machine, attacker: Client
 
     assert answers() == [200, 200]
     try:
-        machine.hub.start(changed, python, print)
+        machine.start(changed)
         assert {*answers()} <= {403, 404}
         assert machine.client("bob").login.status_code == 403
         assert machine.client("ada").get("/hub/home").status_code == 200
@@ -231,7 +230,7 @@ def test_a_name_without_an_account_does_not_end_the_hub(machine: Machine, is_ope
     """A typo, or a directory that does not answer when the machine starts."""
     access = replace(machine.found.access, admins=("chief", f"nobody-{is_open}"), is_open=is_open)
     try:
-        machine.hub.start(replace(machine.found, access=access), machine.folder / "python-with-accounts", print)
+        machine.start(replace(machine.found, access=access))
         assert machine.client("chief").get("/hub/admin").status_code == 200
     finally:
         machine.start()
@@ -256,7 +255,7 @@ def test_labs_that_ran_while_the_hub_was_stopped_are_not_taken_for_idle(machine:
             database.execute("update spawners set last_activity = '2020-01-01 00:00:00'")
             database.execute("update users set last_activity = '2020-01-01 00:00:00'")
             database.commit()
-        machine.hub.start(limited, machine.folder / "python-with-accounts", print)
+        machine.start(limited)
         time.sleep(3)
         assert victim.state()["servers"][""]["ready"]
     finally:

@@ -27,6 +27,7 @@ from rocmlab.stack.choice import Choice, Host
 from rocmlab.stack.docker import DockerLab
 from rocmlab.stack.engine import Engine
 from rocmlab.stack.gpus import Passed
+from rocmlab.stack.lab import Lab
 from rocmlab.stack.podman import PodmanLab
 from rocmlab.stack.project import Project
 
@@ -52,6 +53,15 @@ with projects.settings_kept_on_failure(found):
     projects.write(found)
     wait()
 """
+
+
+def lab_in(folder: Path, runtime: str) -> Lab:
+    """Return the lab of an engine that the last `make up` has described."""
+    names = ("JUPYTER_TOKEN", "SHARE", "ROCMLAB_IMAGE", "COMPOSE_PROJECT_NAME", "COMPOSE_FILE", "ROCMLAB_BACKEND")
+    env = {**dict.fromkeys(names, "x"), "PORT": "1", "ROCMLAB_RUNTIME": runtime}
+    found = projects._described(settings.load(folder, {}), env)
+    assert found is not None
+    return found.lab
 
 
 class Recorder:
@@ -258,11 +268,9 @@ class TestOtherRuntime:
         program.write_text(f"#!/bin/sh\ncase $1 in ps) echo 123abc;; inspect) echo '{inspected}';; esac\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-        names = ("JUPYTER_TOKEN", "SHARE", "ROCMLAB_IMAGE", "COMPOSE_PROJECT_NAME", "COMPOSE_FILE", "ROCMLAB_BACKEND")
-        env = {**dict.fromkeys(names, "x"), "PORT": "1", "ROCMLAB_RUNTIME": name}
-        found = projects._described(settings.load(tmp_path, {}), env)
+        lab = lab_in(tmp_path, name)
 
-        for change in (found.lab.start, found.lab.stop, found.lab.clean):
+        for change in (lab.start, lab.stop, lab.clean):
             with pytest.raises(RocmlabError, match=f"belongs to the clone {other}"):
                 change(print)
 
@@ -279,12 +287,10 @@ class TestOtherRuntime:
         )
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-        names = ("JUPYTER_TOKEN", "SHARE", "ROCMLAB_IMAGE", "COMPOSE_PROJECT_NAME", "COMPOSE_FILE", "ROCMLAB_BACKEND")
-        env = {**dict.fromkeys(names, "x"), "PORT": "1", "ROCMLAB_RUNTIME": name}
-        found = projects._described(settings.load(tmp_path, {}), env)
+        lab = lab_in(tmp_path, name)
         said: list[str] = []
 
-        found.lab.clean(said.append)
+        lab.clean(said.append)
 
         removals = [line for line in calls.read_text().splitlines() if line.startswith("image rm")]
         assert len(removals) == 2

@@ -22,7 +22,7 @@ from rocmlab.devices.cards import Cards
 from rocmlab.devices.rocm import Rocm
 from rocmlab.devices.roots import list_names, read_integer, read_text
 from rocmlab.stack.engine import Engine
-from rocmlab.stack.settings import FOR_FRAMEWORKS
+from rocmlab.stack.settings import for_frameworks
 
 if TYPE_CHECKING:
     from rocmlab.stack.project import Project
@@ -361,8 +361,7 @@ class Situation:
         """The variables that reach the lab: into a container those of `.env`, else this process's as well."""
         if self.for_container or self.is_rootless:
             return self.env_values
-        given = {name: self.env_values[name] for name in FOR_FRAMEWORKS if self.env_values.get(name)}
-        return {**self.environment, **given}
+        return {**self.environment, **for_frameworks(self.env_values)}
 
     @fact
     def rocm_version(self) -> str | None:

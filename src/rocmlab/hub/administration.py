@@ -5,9 +5,10 @@ Forms without scripts, each with JupyterHub's XSRF token; the interface has the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tornado import ioloop, web
 
 from rocmlab.base import formatting
 from rocmlab.base.errors import RocmlabError
+from rocmlab.devices import Device
 from rocmlab.hub import choices, overview, usage
 from rocmlab.hub.overview import Lab, Overview
 from rocmlab.hub.problems import shown
@@ -52,8 +54,10 @@ class Administration:
             names = {each.uid: each.user.name for each in spawners if each.uid is not None}
         except RocmlabError as err:
             raise shown(500, err) from err
-        labs = [_lab(each) for each in spawners if each.active or each.pending]
-        return await ioloop.IOLoop.current().run_in_executor(None, _overview, labs, names)
+        on_a_thread = partial(ioloop.IOLoop.current().run_in_executor, None)
+        devices = await on_a_thread(WithGpus.gpu_queue.devices)
+        labs = [_lab(each, len(devices)) for each in spawners if each.active or each.pending]
+        return await on_a_thread(_overview, devices, labs, names)
 
     async def act(self, action: str, given: Mapping[str, str]) -> str | None:
         """Do what an administrator wants, and return what is to be known of it; None: nothing.
@@ -87,10 +91,10 @@ class Administration:
         return None
 
 
-def _lab(spawner: Any) -> Lab:  # noqa: ANN401
+def _lab(spawner: Any, gpus: int) -> Lab:  # noqa: ANN401
     row = spawner.orm_spawner
     try:
-        choice = choices.parse(spawner.user_options, len(WithGpus.gpu_queue.devices()))
+        choice = choices.parse(spawner.user_options, gpus)
     except RocmlabError:  # by the interface a user can send anything
         choice = None
     return Lab(spawner.user.name, spawner.what(), choice, _utc(row.started), _utc(row.last_activity))
@@ -101,9 +105,9 @@ def _utc(moment: datetime | None) -> str | None:
     return None if moment is None else formatting.utc(moment.replace(tzinfo=timezone.utc))
 
 
-def _overview(labs: list[Lab], names: Mapping[int, str]) -> Overview:
+def _overview(devices: Sequence[Device], labs: list[Lab], names: Mapping[int, str]) -> Overview:
     queue, notices = WithGpus.gpu_queue, WithGpus.notices
-    devices, held = queue.devices(), queue.held()
+    held = queue.held()
     since, used = usage.read(Path(WithGpus.settings_of_hub.state))
     return Overview(
         labs,

@@ -29,13 +29,13 @@ def possible(count: int) -> tuple[str, ...]:
     return (PER_KERNEL, CPU, *map(str, range(1, count + 1))) if count else (CPU,)
 
 
-def parse(options: object, count: int) -> str:
+def parse(options: Mapping[str, object], count: int) -> str:
     """Return what a user has chosen, by the options of a start, which a program may have sent.
 
     Raises:
         RocmlabError: it is none of those that are possible.
     """
-    found = options.get(FIELD) if isinstance(options, Mapping) else options
+    found = options.get(FIELD)
     if isinstance(found, (list, tuple)):  # as a form sends it
         found = found[0] if found else None
     text = possible(count)[0] if found in (None, "") else str(found)

@@ -128,12 +128,10 @@ def access(settings: Settings) -> Access:
 
 def _names(settings: Settings, name: str) -> tuple[str, ...]:
     # JupyterHub knows users by their names in lower case.
-    wrong = next((each for each in settings.get(name).split(",") if "/" in each), None)
-    if wrong:
-        raise RocmlabError(
-            f"{name} has {wrong.strip()}, which is no name", "a slash is in it", f"{UP} {name}=name,name"
-        )
-    return tuple(dict.fromkeys(part.strip().lower() for part in settings.get(name).split(",") if part.strip()))
+    found = tuple(dict.fromkeys(part.strip().lower() for part in settings.get(name).split(",") if part.strip()))
+    if wrong := [each for each in found if "/" in each]:
+        raise RocmlabError(f"{name} has {wrong[0]}, which is no name", "a slash is in it", f"{UP} {name}=name,name")
+    return found
 
 
 def limits(settings: Settings, pids_default: int) -> Limits:

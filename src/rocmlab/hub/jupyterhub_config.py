@@ -86,7 +86,7 @@ if queue.devices():
     command = [sys.executable, "-P", "-m", "rocmlab.hub.usage"]
     c.JupyterHub.services.append({"name": "rocmlab-usage", "command": command, "environment": counts})
 if found.limits.idle_seconds:
-    interval = max(1, min(300, found.limits.idle_seconds // 4))  # of the labs' reports as well
+    interval = spawners.activity_seconds(found.limits.idle_seconds)
     c.JupyterHub.last_activity_interval = interval
     options = [f"--timeout={found.limits.idle_seconds}", f"--cull-every={max(5, interval)}"]
     # Labs that computed while the hub was stopped have not reported it yet.

@@ -27,7 +27,7 @@ from rocmlab.hub.cgroups import Cgroups
 from rocmlab.hub.configuration import UP, Configuration
 from rocmlab.hub.network import Network
 from rocmlab.hub.uids import Uids
-from rocmlab.stack import envfile, process, resolve, tls
+from rocmlab.stack import envfile, process, project_folder, resolve, tls
 from rocmlab.stack import live as live_files
 from rocmlab.stack.daemon import Daemon, last_lines
 from rocmlab.stack.docker import DockerLab
@@ -151,10 +151,9 @@ class Hub:
 
     def _name(self, before: Configuration | None) -> str:
         """Return what the users' containers and volumes are named by: a project that was moved keeps its own."""
-        folder = self.settings.project.resolve()
-        if before and (before.project == str(folder) or not Path(before.project, "compose.yaml").exists()):
+        if before and not project_folder.is_another(before.project, self.settings.project):
             return before.name
-        return f"{resolve.project_name(folder)}-hub"
+        return f"{resolve.project_name(self.settings.project)}-hub"
 
     def _can_use(self, port: int) -> bool:
         """Return whether a port for the proxy is free, or is what the hub or a proxy that it has left listens at."""

@@ -30,6 +30,11 @@ ACTIVITY_INTERVAL, ACTIVITY_SECONDS = "JUPYTERHUB_ACTIVITY_INTERVAL", 300  # Jup
 CANCEL = "rocmlab/cancel/"  # below the hub's own pages
 
 
+def activity_seconds(idle_seconds: int) -> int:
+    """Return how often labs report that they compute, and the hub looks, where it stops those that are idle so long."""
+    return max(1, min(ACTIVITY_SECONDS, idle_seconds // 4))
+
+
 class WithGpus:
     """What both have in common: the choice of GPUs, the wait for them, and what the user sees meanwhile."""
 
@@ -163,7 +168,7 @@ class WithGpus:
         choice = self.choice()
         chosen = ",".join(key(device) for device in self._given) if choices.wanted(choice) else choice
         if idle := self.settings_of_hub.limits.idle_seconds:  # so that a lab that computes is known to before that
-            found.setdefault(ACTIVITY_INTERVAL, str(max(1, min(ACTIVITY_SECONDS, idle // 4))))
+            found.setdefault(ACTIVITY_INTERVAL, str(activity_seconds(idle)))
         return {
             **found,
             choices.VARIABLE: chosen,

@@ -15,7 +15,7 @@ from rocmlab.base import lease_folder
 from rocmlab.base.errors import RocmlabError
 from rocmlab.cluster.node import ports, ray_node, record
 from rocmlab.cluster.node.record import Record
-from rocmlab.stack import container_port, described, envfile, looks, process, server
+from rocmlab.stack import container_port, described, envfile, looks, process, project_folder, server
 from rocmlab.stack.described import Described
 from rocmlab.stack.image import ImageLab, unreadable
 from rocmlab.stack.lab import Say, not_answering
@@ -108,7 +108,7 @@ class ContainerLab(ImageLab):
         """Make sure that the container of our name is ours, and not that of a clone that was copied with its `.env`."""
         container = self.known_container(running_only=False)
         owner = self.describe(container).labels.get(self.owner_label) if container else None
-        if owner and Path(owner).resolve() != self.settings.project.resolve() and Path(owner, "compose.yaml").exists():
+        if owner and project_folder.is_another(owner, self.settings.project):
             name = self.values["COMPOSE_PROJECT_NAME"]
             raise RocmlabError(
                 f"the lab {name} belongs to the clone {owner}",

@@ -27,7 +27,7 @@ from rocmlab.stack.lab import Lab, Say, not_answering
 from rocmlab.stack.native_server import ServerProcess
 from rocmlab.stack.server import Holder
 from rocmlab.stack.setting_table import NAMES, OF_ONE_COMMAND
-from rocmlab.stack.settings import Settings
+from rocmlab.stack.settings import Settings, for_frameworks
 
 SHARE_FOLDERS = ("data", "models", "runs", "cache")
 HUB = "JUPYTERHUB_"  # variables of a hub in whose terminal this is typed: they would make the lab one of its servers
@@ -176,7 +176,7 @@ class NativeLab(Lab):
         }
         for name, folder in (("KERAS_HOME", "keras"), ("HF_HOME", "huggingface")):
             env.setdefault(name, str(self.share_folder / "cache" / folder))
-        env |= self.settings.for_frameworks() | self.venv.variables | self.node.environment()
+        env |= for_frameworks(self.settings.read_env()) | self.venv.variables | self.node.environment()
         backend, choice, root = self.values["ROCMLAB_BACKEND"], self.settings.get("GPUS"), Path("/")
         env.pop("ROCMLAB_ROOT", None)
         if simulated := self.settings.get("ROCMLAB_ROOT"):
@@ -210,7 +210,7 @@ class NativeLab(Lab):
         found |= {"NOTEBOOKS_DIR": str(self.notebooks), "GPUS": self.settings.get("GPUS"), "home": str(self.home)}
         found |= {name: self.settings.get(name) for name in ("ROCMLAB_ROOT", lease_folder.SETTING, hosts.SETTING)}
         found |= {hosts.BASE_URL: self.base_url} if self.base_url != hosts.ROOT else {}
-        found |= self._bound() | self.node.configuration() | self.settings.for_frameworks()
+        found |= self._bound() | self.node.configuration() | for_frameworks(self.settings.read_env())
         return {**found, "environment": self.venv.fingerprint()}
 
     def _is_configured(self) -> bool:
@@ -294,23 +294,20 @@ class NativeLab(Lab):
         Raises:
             RocmlabError: this process is one of them.
         """
-        self._check_not_inside()
-        self.installer.end()
         self._stop_server()
+        self.installer.end()
         self.node.stop(say)
 
-    def _check_not_inside(self) -> None:
-        if os.getpid() in self.family():
-            raise RocmlabError(
-                "this command would end itself half way",
-                "it stops the lab, and it is typed in a terminal of the lab, which ends with it",
-                "type it in another terminal of this machine, over ssh for example",
-            )
-
     def _stop_server(self) -> None:
-        self._check_not_inside()
         if running := self.jupyter.find():
-            self._end(identity.family(running))
+            family = identity.family(running)
+            if any(each.pid == os.getpid() for each in family):
+                raise RocmlabError(
+                    "this command would end itself half way",
+                    "it stops the lab, and it is typed in a terminal of the lab, which ends with it",
+                    "type it in another terminal of this machine, over ssh for example",
+                )
+            self._end(family)
             shutil.rmtree(self.runtime_folder(), ignore_errors=True)
         self.jupyter.forget()
 

@@ -301,7 +301,8 @@ def prepare(
         absent = Engine(is_usable=False), Podman(is_usable=False)
         made = _assemble(project.settings, choice, *absent, project.root)
         project = replace(made, previous=project.previous)
-        check_user(project)
+        if not is_for_hub:
+            check_user(project)
         write(project, persist=persist)
         project.lab.prepare(say, always=always, only_lab=only_lab)
     return project

@@ -46,6 +46,11 @@ def is_project(folder: Path) -> bool:
     return (folder / "compose.yaml").is_file() and (folder / "docker/Dockerfile").is_file()
 
 
+def is_another(recorded: str, folder: Path) -> bool:
+    """Return whether a recorded folder is another clone that is still there, and not where this one was before."""
+    return Path(recorded).resolve() != folder.resolve() and Path(recorded, "compose.yaml").exists()
+
+
 def check(folder: Path) -> None:
     """Raise Untrusted if another user can have changed the project folder, or what in it decides about programs."""
     if is_exempt(folder):

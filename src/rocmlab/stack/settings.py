@@ -90,10 +90,6 @@ class Settings:
         """Return the assignments in `.env`; raise RocmlabError if it cannot be read."""
         return envfile.parse(envfile.read(self.env_path))
 
-    def for_frameworks(self) -> dict[str, str]:
-        """Return what `.env` has for ROCm, the frameworks and other programs in the lab."""
-        return {name: value for name, value in self.read_env().items() if value and name in FOR_FRAMEWORKS}
-
     def get(self, name: str) -> str:
         """Return what a user chose, else the default if it is the same on every machine, else an empty string."""
         return self.chosen.get(name) or DEFAULTS.get(name, "")
@@ -101,6 +97,11 @@ class Settings:
     def last(self, name: str) -> str:
         """Return what is in force: chosen, else what the last `make up` wrote, else the default."""
         return self.chosen.get(name) or self.written.get(name) or DEFAULTS.get(name, "")
+
+
+def for_frameworks(values: Mapping[str, str]) -> dict[str, str]:
+    """Return what the assignments of a `.env` have for ROCm, the frameworks and other programs in the lab."""
+    return {name: value for name, value in values.items() if value and name in FOR_FRAMEWORKS}
 
 
 def load(project: Path, environment: Mapping[str, str] | None = None) -> Settings:
