@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -70,6 +71,21 @@ def test_a_run_that_cannot_be_removed_stays_whole_and_the_others_are_removed(run
     assert done == {NAMES[0]: "it cannot be removed: model belongs to another user", NAMES[1]: "", NAMES[2]: ""}
     assert list(runs.iterdir()) == [runs / NAMES[0]]
     assert sorted((runs / NAMES[0]).rglob("*")) == before
+
+
+@pytest.mark.parametrize("refused", [errno.EROFS, errno.EACCES])
+def test_runs_that_may_only_be_read_are_listed(runs: Path, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
+    """As those of a volume, which the command that lists them mounts read-only."""
+    real = os.open
+
+    def read_only(path: str, flags: int, *more: int, **named: int) -> int:
+        if str(path).endswith("journal.jsonl") and flags & os.O_RDWR:
+            raise OSError(refused, os.strerror(refused))
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", read_only)
+
+    assert [run.name for run in prune.find(runs, 86400)] == NAMES
 
 
 def test_what_a_killed_removal_has_left_is_not_listed_and_is_removed(runs: Path) -> None:

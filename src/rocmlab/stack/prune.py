@@ -167,7 +167,7 @@ def _held(folder: Path) -> Iterator[bool]:
     try:
         try:  # for writing, as NFS wants it for such a lock
             descriptor = os.open(folder / "journal.jsonl", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except PermissionError:
+        except OSError:  # the file, or what it is mounted from, is for reading alone
             descriptor = os.open(folder / "journal.jsonl", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         yield False
